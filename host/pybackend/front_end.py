@@ -22,7 +22,7 @@ from pybackend.frontend.access.restrictions import Concealed, Secrets
 from pybackend.frontend.access_rules import AccessRules
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.infer_frontend import InferFrontend
-from pybackend.frontend.remote import control
+from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import Channel
 from pybackend.frontend.remote.engine import RemoteEngine
 from pybackend.frontend.remote.forwarded_calls import ForwardingGrpc
@@ -77,18 +77,18 @@ class FrontEnd:
         self._engine.on_tracing = self._follow
         self._engine.handlers.update(
             {
-                control.NoTunnel: lambda message: self._tunneller.refused(message.number),
-                control.Look: self._on_look,
-                control.Begin: self._begin,
-                control.Listen: self._listen,
-                control.Certificates: self._take_certificates,
-                control.Keys: self._take_keys,
-                control.LogLevel: lambda message: LOG.change(verbose_level=message.verbose_level),
-                control.Stop: self._stop,
-                control.CloseIdle: self._close_idle,
+                messages.NoTunnel: lambda message: self._tunneller.refused(message.number),
+                messages.Look: self._on_look,
+                messages.Begin: self._begin,
+                messages.Listen: self._listen,
+                messages.Certificates: self._take_certificates,
+                messages.Keys: self._take_keys,
+                messages.LogLevel: lambda message: LOG.change(verbose_level=message.verbose_level),
+                messages.Stop: self._stop,
+                messages.CloseIdle: self._close_idle,
             }
         )
-        self._engine.descriptor_handlers[control.Tunnel] = lambda message, descriptor: self._tunneller.opened(
+        self._engine.descriptor_handlers[messages.Tunnel] = lambda message, descriptor: self._tunneller.opened(
             message.number, descriptor
         )
         logger = logging.getLogger("pybackend")
@@ -101,7 +101,7 @@ class FrontEnd:
 
     # Orders of the engine's process
 
-    def _begin(self, begin: control.Begin) -> None:
+    def _begin(self, begin: messages.Begin) -> None:
         LOG.change(verbose_level=begin.verbose_level)
         self._request_log = _QuietRequestLog(_RemoteAccessLog(self._channel) if begin.logs_access else None)
         self._request_log.open()
@@ -133,29 +133,29 @@ class FrontEnd:
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD)
-        self._channel.post(control.Ready())
+        self._channel.post(messages.Ready())
 
-    def _listen(self, asked: control.Listen) -> None:
+    def _listen(self, asked: messages.Listen) -> None:
         sock, certificates = self._sockets[asked.service], self._certificates.get(asked.service)
         port = self._http if asked.service == "http" else self._grpc
         assert port is not None
         self._do(self._accept(asked.service, port.start(sock, certificates)))
 
-    async def _accept(self, service: control.Service, starting: Awaitable[None]) -> None:
+    async def _accept(self, service: messages.Protocol, starting: Awaitable[None]) -> None:
         failure = ""
         try:
             await starting
         except OSError as error:
             failure = error.strerror or "unknown"
-        self._channel.post(control.Accepting(service, failure))
+        self._channel.post(messages.Accepting(service, failure))
 
-    def _on_look(self, asked: control.Look) -> None:
-        self._channel.post(control.Alive(asked.number, sum(port.connection_count for port in self._ports)))
+    def _on_look(self, asked: messages.Look) -> None:
+        self._channel.post(messages.Alive(asked.number, sum(port.connection_count for port in self._ports)))
 
-    def _take_certificates(self, told: control.Certificates) -> None:
+    def _take_certificates(self, told: messages.Certificates) -> None:
         self._certificates[told.service].take(Pem(told.chain, told.key, told.root))
 
-    def _take_keys(self, told: control.Keys) -> None:
+    def _take_keys(self, told: messages.Keys) -> None:
         if self._keys is not None:
             self._keys.take(_secrets(told.digests))
         for port in self._ports:
@@ -165,12 +165,12 @@ class FrontEnd:
         if self._http is not None:
             self._http.follow()
 
-    def _stop(self, _asked: control.Stop) -> None:
+    def _stop(self, _asked: messages.Stop) -> None:
         for port in self._ports:
             port.stop_listening()
         self._do(self._end_after_answers())
 
-    def _close_idle(self, _asked: control.CloseIdle) -> None:
+    def _close_idle(self, _asked: messages.CloseIdle) -> None:
         for port in self._ports:
             port.close_idle()
 
@@ -183,7 +183,7 @@ class FrontEnd:
         """Wait for the last answers; the engine's process knows how long they may take."""
         for port in self._ports:
             await port.quiet()
-        self._channel.post(control.Quiet())
+        self._channel.post(messages.Quiet())
         for port in self._ports:
             await port.emptied()
         self._request_log.close()
@@ -213,7 +213,7 @@ class _ToEngine(logging.Handler):
         self._channel = channel
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._channel.post(control.Line(record.levelno, record.filename, record.lineno, self.format(record)[:20_000]))
+        self._channel.post(messages.Line(record.levelno, record.filename, record.lineno, self.format(record)[:20_000]))
 
 
 class _QuietRequestLog(RequestLog):
@@ -231,7 +231,7 @@ class _RemoteAccessLog(AccessLog):
         self._channel = channel
 
     def add(self, access: Access) -> None:
-        self._channel.post(control.Accessed(*access))  # type: ignore[arg-type]
+        self._channel.post(messages.Accessed(*access))  # type: ignore[arg-type]
 
     def flush(self) -> None:
         """Nothing waits here."""

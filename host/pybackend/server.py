@@ -38,7 +38,7 @@ from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.listener import is_reserved
 from pybackend.frontend.listening import LocalSocket, address_of, bind, bind_for, is_for_all, is_local, release
 from pybackend.frontend.metrics.app import MetricsApp
-from pybackend.frontend.remote import control
+from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.processes import FrontEnds, Service
 from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.tls import PortCertificates, port_certificates
@@ -358,7 +358,7 @@ class Server:
 
     async def _start_front_ends(self, sockets: _Sockets, rules: AccessRules) -> None:
         """Start the processes that accept connections; this one answers what they do not answer themselves."""
-        services: dict[control.Service, Service] = {}
+        services: dict[messages.Protocol, Service] = {}
         if self._http is not None:
             self._http.look_after()
             serve = partial(HttpConnection, self._http)

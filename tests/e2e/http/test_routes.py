@@ -196,11 +196,11 @@ def test_openapi_describes_the_routes(server):
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("PUT", "/v2/trace/setting", "GET, POST"),
-        ("DELETE", "/v2/models/identity/trace/setting", "GET, POST"),
-        ("PUT", "/v2/logging", "GET, POST"),
-        ("PUT", "/v2/repository/models/identity/traffic", "GET, POST"),
-        ("POST", "/v2/models/identity/config", "GET"),
+        ("PUT", "/v2/trace/setting", "GET, HEAD, POST"),
+        ("DELETE", "/v2/models/identity/trace/setting", "GET, HEAD, POST"),
+        ("PUT", "/v2/logging", "GET, HEAD, POST"),
+        ("PUT", "/v2/repository/models/identity/traffic", "GET, HEAD, POST"),
+        ("POST", "/v2/models/identity/config", "GET, HEAD"),
         ("GET", "/v2/models/identity/infer", "POST"),
     ],
 )

@@ -21,7 +21,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import trustme
 
-from pybackend.frontend.remote import control
+from pybackend.frontend.remote import messages
 from tests.support.connection import Connection, binary_body, connected, head, post
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
@@ -402,7 +402,7 @@ def test_a_front_end_that_tells_of_a_port_that_it_has_not_is_killed(repository):
     with serving(repository, flags=("--front-ends=1", "--allow-grpc=false")) as server:
         (victim,) = front_ends(server)
         with channel_of(victim) as channel:
-            channel.send(b"\0" + msgspec.msgpack.encode([control.Accepting("grpc", "")]))
+            channel.send(b"\0" + msgspec.msgpack.encode([messages.Accepting("grpc", "")]))
         server.wait_for(r"broke the rules of its channel: it was not told to accept connections of grpc")
         wait_until(lambda: victim not in front_ends(server) and len(front_ends(server)) == 1, "no other took its place")
 
@@ -554,6 +554,22 @@ def test_a_second_signal_hurries(repository, tmp_path):
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 1
         assert not any("front end" in _command(pid) for pid in found)
+
+
+@pytest.mark.spec("srv-P05")
+@pytest.mark.parametrize("verbose", [0, 1], ids=["answered by the front end", "forwarded"])
+def test_a_stop_waits_for_no_further_calls_of_a_client_that_has_an_answer_to_get(tmp_path, verbose):
+    """Models have all that the client may send, as its connection was told to end: the grace is over at once."""
+    gate = Gate(write_model(tmp_path, "patient", GATE + PATIENT, identity_config()), "begun")
+    flags = ("--front-ends=1", "--exit-timeout-secs=7200", "--exit-keepalive-secs=3600", f"--log-verbose={verbose}")
+    with serving(tmp_path, flags=flags) as server, grpcclient.InferenceServerClient(server.grpc_url) as client:
+        tensor = grpcclient.InferInput("IN", [2], "FP32")
+        tensor.set_data_from_numpy(np.ones(2, np.float32))
+        with gate.holding(lambda: client.infer("patient", [tensor])) as answer:
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_for("Waiting for in-flight requests")
+        assert answer.result().as_numpy("OUT").tolist() == [1, 1]
+        assert server.wait() == 0
 
 
 @pytest.mark.faults

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -408,3 +409,75 @@ def test_counts_are_settled_before_they_are_read(lab: Lab) -> None:
     lab.there(answered())
     lab.here(lab.service.settle())
     assert lab.engine.answers["http"].ok == before + 3
+
+
+@contextmanager
+def noted(service: FrontEndService, *kinds: type) -> Iterator[list[type]]:
+    """The kinds of the messages that the engine hears, in order."""
+    heard: list[type] = []
+
+    def noting(kind: type, handler: Callable[[Any], None]) -> Callable[[Any], None]:
+        def note(message: Any) -> None:
+            heard.append(kind)
+            handler(message)
+
+        return note
+
+    kept = {kind: service.handlers[kind] for kind in kinds}
+    service.handlers.update({kind: noting(kind, handler) for kind, handler in kept.items()})
+    yield heard
+    service.handlers.update(kept)
+
+
+def test_a_handle_is_forgotten_at_a_tick_once_no_admission_can_name_it(lab: Lab) -> None:
+    write_model(lab.repository, "ending", IDENTITY, identity_config())
+    lab.here(lab.engine.control.load("ending"))
+    admissions: list[RemoteAdmission] = []
+
+    async def tick(*, opens: bool = False, drops: bool = False) -> None:
+        if opens:
+            admissions.append(lab.remote.open("ending", "", CLIENT))
+        if drops:
+            admissions.clear()
+        else:
+            lab.remote.trim()
+
+    async def told() -> None:
+        lab.service.check()
+        await lab.service.settle()
+
+    lab.here(told())  # versions of other tests have ended
+    lab.there(tick(opens=True))
+    lab.here(lab.engine.control.unload("ending"))
+    with noted(lab.service, messages.Forget) as heard:
+        lab.here(told())
+        for step in (tick(), tick(drops=True)):
+            lab.there(step)
+            lab.here(told())
+            assert heard == []
+        lab.there(tick())
+        lab.here(told())
+        assert heard == [messages.Forget]
+
+
+def test_the_memory_of_outputs_comes_back_with_the_next_request_or_soon(lab: Lab) -> None:
+    async def infer_large(times: int) -> None:
+        for _ in range(times):
+            response = await infer(lab.remote.open("identity", "", CLIENT), input_tensor("IN", LARGE))
+            response.release()
+
+    async def told() -> None:
+        lab.remote.memory.post_released()
+        lab.remote.channel.flush()
+
+    async def heard_all(heard: list[type]) -> None:
+        async with asyncio.timeout(60):
+            while len(heard) < 4:
+                await lab.service.settle()
+
+    lab.there(told())
+    lab.here(lab.service.settle())
+    with noted(lab.service, messages.Release, messages.Infer) as heard:
+        lab.there(infer_large(2))
+        lab.here(heard_all(heard))
+        assert heard == [messages.Infer, messages.Release, messages.Infer, messages.Release]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pybackend.engine.answers import RefusalReason
 from pybackend.errors import ErrorCode
 from pybackend.frontend import slices
-from pybackend.frontend.remote import control, loans, messages, service
+from pybackend.frontend.remote import loans, messages, service
 from pybackend.frontend.remote.channel import MOST_MESSAGES, Channel, socket_pair
 from pybackend.frontend.remote.service import FrontEndService
 from pybackend_wire.errors import RemoteProtocolError
@@ -450,7 +450,7 @@ def test_the_end_of_a_front_end_leaves_others_their_turns(
 @pytest.mark.parametrize("ended_s", [float("nan"), float("inf"), 1e300, -1.0])
 def test_a_time_that_no_log_can_write_ends_the_front_end(ended_s: float, front_end: ScriptedFrontEnd, run: Run) -> None:
     async def main() -> None:
-        front_end.channel.post(control.Accessed("http", "", "GET", "/", 200, 0, 0, 0, ended_s, {}))
+        front_end.channel.post(messages.Accessed("http", "", "GET", "/", 200, 0, 0, 0, ended_s, {}))
         async with asyncio.timeout(TIMEOUT_S):
             assert "a frame does not decode" in await front_end.ended
 
@@ -475,6 +475,9 @@ LIES: dict[str, Callable[[int], Any]] = {
     "too many bytes": lambda handle: small_infer(1, handle, data=bytes(17)),
     "an input without its padding": lambda handle: small_infer(
         1, handle, data=bytes(12), preamble=preamble(("IN", "FP32", [3], 12, 0))
+    ),
+    "a preamble of more bytes than a message can have": lambda handle: small_infer(
+        1, handle, preamble=preamble(("IN", "FP32", [4], 2**62, 0))
     ),
     "a preamble that is none": lambda handle: small_infer(1, handle, preamble=b"\xc1"),
     "a preamble with a datatype that there is not": lambda handle: small_infer(

@@ -78,7 +78,15 @@ class Handler:
 _NOBODY = Handler()
 
 
-class Call(StreamReceiver):
+class AnsweredCall(StreamReceiver):
+    """A call, as its connection sees it: one that is answered here, or elsewhere."""
+
+    def is_working(self) -> bool:
+        """True once models have all that its client sends, while it is answered."""
+        raise NotImplementedError
+
+
+class Call(AnsweredCall):
     """A call, from its head to its end.
 
     Attributes:
@@ -200,6 +208,9 @@ class Call(StreamReceiver):
             self._received_then = self.received_bytes
 
     # Answering
+
+    def is_working(self) -> bool:
+        return self.is_over or self.handler.is_working()
 
     def open_answer(self) -> Answer | CompressedAnswer:
         if self.answer is None:

@@ -15,7 +15,7 @@ from pybackend.engine.admission import ClientAdmission
 from pybackend.engine.door import Door
 from pybackend.engine.engine import InferenceEngine
 from pybackend.frontend.flow import Flow
-from pybackend.frontend.grpc.call import Call, open_calls, open_messages
+from pybackend.frontend.grpc.call import AnsweredCall, Call, open_calls, open_messages
 from pybackend.frontend.grpc.call_factory import CallFactory
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
@@ -262,7 +262,7 @@ class GrpcConnection(asyncio.Protocol):
 def _is_working(stream: Stream) -> bool:
     """Whether a call has all its messages, and they are being answered."""
     call = stream.receiver
-    return isinstance(call, Call) and not stream.receiving and (call.is_over or call.handler.is_working())
+    return isinstance(call, AnsweredCall) and not stream.receiving and call.is_working()
 
 
 def connections(frontend: GrpcFrontend[Door], calls: CallFactory) -> Callable[[], GrpcConnection]:

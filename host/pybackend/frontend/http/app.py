@@ -112,14 +112,14 @@ def make_app(frontend: RouteFrontend, apis: Apis | None = None) -> FastAPI:
 
 
 def _methods(app: FastAPI, request: Request) -> list[str]:
-    """The methods of all routes with a request's path: each route knows its own only."""
+    """The methods of all routes with a request's path: each route knows its own only, and those for GET answer HEAD, too."""
     found = {
         method
         for route in app.routes
         if isinstance(route, APIRoute) and route.matches(request.scope)[0] is not Match.NONE
         for method in route.methods or ()
     }
-    return sorted(found)
+    return sorted(found | {"HEAD"} if "GET" in found else found)
 
 
 def _add_health(app: FastAPI, engine: InferenceEngine) -> None:

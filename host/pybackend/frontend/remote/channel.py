@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from pybackend.ipc.unwanted_descriptors import close, receiver_of, refuse_descriptors
 from pybackend_wire.errors import RemoteProtocolError
@@ -132,7 +132,7 @@ class Channel:
         self._parts = bytearray()
         self._frame = bytearray()
         self._most_frame_bytes = most_frame_bytes
-        self._messages: list[Any] = []
+        self._messages: list[Struct] = []
         self._descriptors: list[int] = []
         self._tellers: list[int] = []
         self._backlog: deque[_Part] = deque()
@@ -144,7 +144,7 @@ class Channel:
 
     # Sending
 
-    def post(self, message: Any) -> None:
+    def post(self, message: Struct) -> None:
         """Add a message to this turn's frame; does nothing once the channel is closed."""
         messages = self._messages
         if messages:
@@ -155,7 +155,7 @@ class Channel:
             messages.append(message)
             self.loop.call_soon(self.flush)
 
-    def post_with(self, message: Any, descriptor: int) -> None:
+    def post_with(self, message: Struct, descriptor: int) -> None:
         """Add a message that tells of a file descriptor, which is sent and then closed here.
 
         The receiver gets the descriptors of a frame in the order of such messages.

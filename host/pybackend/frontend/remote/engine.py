@@ -10,12 +10,13 @@ import asyncio
 import logging
 import socket
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from pybackend.engine.admission import ClientAdmission, Route, Sender
 from pybackend.engine.answers import AnswerCounts, RefusalReason, Refusals
@@ -33,7 +34,6 @@ from pybackend_wire.messages import INLINE_BYTES
 
 log = logging.getLogger(__name__)
 
-_INFER = 2
 _encode = msgspec.msgpack.Encoder().encode
 
 _MOST_INFER_BYTES = MOST_FRAME_BYTES // 2
@@ -69,7 +69,7 @@ class RemotePending(Struct, eq=False):
         """Accept responses again."""
         self._post(messages.Flow(self.ticket, paused=False))
 
-    def _post(self, message: object) -> None:
+    def _post(self, message: Struct) -> None:
         if self.ticket in self.engine.waiting:
             self.engine.channel.post(message)
 
@@ -89,9 +89,6 @@ class RemoteVersion:
         self.is_closed = False
         self.pools: dict[str, InputPool] = {}
         self._shortage: tuple[int, int, InferenceError] | None = None
-
-    def __del__(self) -> None:
-        self.engine.channel.post(messages.Forget(self.handle))
 
     def submit(self, request: InferenceRequest, on_response: OnResponse) -> RemotePending | None:
         """The route to it; see :data:`pybackend.engine.admission.Route`."""
@@ -253,7 +250,9 @@ class RemoteRefusals(Refusals):
 
     def add(self, protocol: str, reason: RefusalReason, message: str, model: str = "", sender: str = "") -> None:
         name = model[: messages.MOST_NAME_CHARACTERS]
-        self._engine.channel.post((9, protocol, reason, message[:10_000], name, sender[:1000]))
+        self._engine.channel.post(
+            messages.Refused(cast("messages.Protocol", protocol), reason, message[:10_000], name, sender[:1000])
+        )
 
 
 class RemoteEngine:
@@ -280,6 +279,7 @@ class RemoteEngine:
         self._ticket = 0
         self._versions: dict[tuple[str, str, str], RemoteVersion] = {}
         self._by_handle: dict[int, RemoteVersion] = {}
+        self._closed: dict[int, weakref.ref[RemoteVersion]] = {}  # those that admissions may still name
         self._asked: set[tuple[str, str, str]] = set()
         self._unopened: dict[tuple[str, str, str], InferenceError] = {}
         self._counted: dict[tuple[str, str], int] = {}
@@ -372,7 +372,8 @@ class RemoteEngine:
 
     def _ask(self, key: tuple[str, str, str]) -> None:
         self._asked.add(key)
-        self.channel.post((1, *key))
+        name, version, protocol = key
+        self.channel.post(messages.Open(name, version, cast("messages.Protocol", protocol)))
 
     def open(self, name: str, version: str, sender: Sender) -> RemoteAdmission:
         """Open an admission to the version that would answer a request now."""
@@ -416,6 +417,7 @@ class RemoteEngine:
         found = self._by_handle.pop(told.handle, None)
         if found is not None:
             found.is_closed = True
+            self._closed[told.handle] = weakref.ref(found)
             if self._versions.get(found.key) is found:
                 del self._versions[found.key]
 
@@ -424,8 +426,12 @@ class RemoteEngine:
         self.on_tracing()
 
     def trim(self) -> None:
-        """Give back memory that is not used, and report counts; call this about once a second."""
+        """Give back memory and handles that are not used, and report counts; call this about once a second."""
         self.memory.trim(time.monotonic_ns())
+        for handle, version in list(self._closed.items()):
+            if version() is None:
+                del self._closed[handle]
+                self.channel.post(messages.Forget(handle))
         self._report()
 
     # Requests
@@ -453,13 +459,9 @@ class RemoteEngine:
         preamble = _encode((layout, request.requested_outputs))
         whole = b"".join(inline)
         size = len(preamble) + len(whole) + _MOST_UTF8_BYTES * len(request.id)
-        options = None
-        if request.has_options:
-            options = Raw(_options(request))
-            size += len(options)
-        if regions is not None:
-            regions = Raw(_encode(regions))
-            size += len(regions)
+        options = _options(request) if request.has_options else None
+        if options is not None or regions is not None:
+            size += len(_encode((options, regions)))
         if size > _MOST_INFER_BYTES:
             raise InferenceError(
                 f"{request.prefix}the request has {size} bytes of names, parameters and small tensors, and {_MOST_INFER_BYTES} are the "
@@ -476,8 +478,10 @@ class RemoteEngine:
         pending = self.waiting[ticket] = RemotePending(self, ticket, request.model_name, request.id, on_response)
         now_ns = time.monotonic_ns()
         blocks = None if leases is None else [lease.send() for lease in leases]
+        if self.memory.released:
+            self.memory.post_released()
         self.channel.post(
-            (_INFER, ticket, version.handle, now_ns, request.id, preamble, whole, blocks, regions, options)
+            messages.Infer(ticket, version.handle, now_ns, request.id, preamble, whole, blocks, regions, options)
         )
         return pending
 
@@ -522,7 +526,7 @@ class RemoteEngine:
                 more = number - self._counted.get((protocol, code), 0)
                 if more:
                     self._counted[protocol, code] = number
-                    self.channel.post((10, protocol, code, more))
+                    self.channel.post(messages.Counted(cast("messages.Protocol", protocol), code, more))
 
     def _on_settle(self, told: messages.Settle) -> None:
         self._report()
@@ -530,8 +534,8 @@ class RemoteEngine:
         self.channel.flush()
 
 
-def _options(request: InferenceRequest) -> bytes:
-    """The encoded :class:`~.messages.Options` of a request. Raises InferenceError if the engine would not take them."""
+def _options(request: InferenceRequest) -> messages.Options:
+    """The options of a request. Raises InferenceError if the engine would not take them."""
     parameters = request.parameters
     if parameters is not None and len(parameters) > messages.MOST_ITEMS:
         raise InferenceError(
@@ -539,7 +543,9 @@ def _options(request: InferenceRequest) -> bytes:
             "that a front end takes: send fewer",
             ErrorCode.UNAVAILABLE,
         )
-    return _encode((request.correlation_id, request.flags, request.priority, request.timeout_us, parameters))
+    return messages.Options(
+        request.correlation_id, request.flags, request.priority, request.timeout_us, cast("Any", parameters)
+    )
 
 
 def _places(version: RemoteVersion, request: InferenceRequest) -> tuple[Any, Any, Any, Any]:
@@ -550,7 +556,7 @@ def _places(version: RemoteVersion, request: InferenceRequest) -> tuple[Any, Any
     layout: list[tuple[Any, ...]] = []
     inline: list[Any] = []
     leases: list[BlockLease] = []
-    regions: list[tuple[str, int, int]] = []
+    regions: list[messages.RegionPlace] = []
     for tensor in request.inputs:
         data: Any = tensor.data
         nbytes, place = len(data), messages.IN_BLOCK
@@ -560,7 +566,7 @@ def _places(version: RemoteVersion, request: InferenceRequest) -> tuple[Any, Any
             lease = tensor.lease = None  # its version ended while the bytes arrived
         if source is not None:
             place = messages.IN_REGION
-            regions.append((source.region.name, source.offset, source.nbytes))
+            regions.append(messages.RegionPlace(source.region.name, source.offset, source.nbytes))
         elif lease is None and (nbytes <= INLINE_BYTES or version.is_closed):
             place = messages.INLINE
             inline += data, messages.PADDING[nbytes & 15]
@@ -572,5 +578,8 @@ def _places(version: RemoteVersion, request: InferenceRequest) -> tuple[Any, Any
         layout.append((tensor.name, tensor.datatype, tensor.shape, nbytes, place))
     outputs = None
     if request.regions is not None:
-        outputs = {name: (part.region.name, part.offset, part.nbytes) for name, part in request.regions.items()}
-    return layout, inline, leases, None if outputs is None else (regions, outputs)
+        outputs = {
+            name: messages.RegionPlace(part.region.name, part.offset, part.nbytes)
+            for name, part in request.regions.items()
+        }
+    return layout, inline, leases, None if outputs is None else messages.Regions(regions, outputs)

@@ -17,7 +17,7 @@ from typing import Final
 from pybackend.engine.door import Door
 from pybackend.frontend.access_rules import AccessRules
 from pybackend.frontend.grpc.answer import stop_receiving
-from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.call import AnsweredCall, Call
 from pybackend.frontend.grpc.call_factory import INFER, STREAM_INFER, CallFactory, begin_call
 from pybackend.frontend.grpc.connection import GrpcConnection, connections
 from pybackend.frontend.grpc.errors import trailers_only
@@ -193,6 +193,11 @@ class CallTunnel:
                 self._window -= len(piece)
                 self.send(frames.DATA, flags, number, piece)
 
+    @property
+    def has_sent_all(self) -> bool:
+        """True if nothing of any call waits here for the engine's process."""
+        return self.tunnel.is_open and not self._waiting
+
     def reset(self, number: int, code: int, error: RemoteProtocolError | None) -> None:
         """The client has given a call up, perhaps by breaking a rule."""
         if error is not None:
@@ -277,7 +282,7 @@ class CallTunnel:
         """Nothing waits for that."""
 
 
-class ForwardedCall(StreamReceiver):
+class ForwardedCall(AnsweredCall):
     """A call that the engine's process answers."""
 
     def __init__(self, tunnel: CallTunnel, stream: Stream, number: int) -> None:
@@ -311,6 +316,10 @@ class ForwardedCall(StreamReceiver):
         self._read_all()
         if self._reset_code is not None:
             self._stream.reset(self._reset_code)
+
+    def is_working(self) -> bool:
+        """True once the engine's process has all of it, and looks after its own end of the tunnel."""
+        return self._engine_ended or (self._client_ended and self._tunnel.has_sent_all)
 
     # The engine's process
 

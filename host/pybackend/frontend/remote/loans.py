@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from itertools import chain, count
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from pybackend.errors import ErrorCode, InferenceError
@@ -187,35 +188,34 @@ class OutputLoans:
 
     def post(self, ticket: int, response: InferenceResponse) -> None:
         """Send a response, with the places of its large outputs."""
-        outputs: list[tuple[object, ...]] = []
-        places: list[tuple[int, int, int] | None] = []
+        outputs: list[messages.Output] = []
+        places: list[messages.OutputPlace | None] = []
         copies: list[ArenaLease] = []
         number = 0
         left = _MOST_INLINE_BYTES
-        failure = None if response.error is None else (response.error.code, response.error.message)
+        failure = None if response.error is None else messages.Failure(response.error.code, response.error.message)
         try:
             for output in response.outputs if failure is None else ():
                 left -= len(output.data)
                 place = self._place(output, copies, inline=left >= 0)
                 places.append(place)
                 data = b"" if place is not None else bytes(output.data)
-                outputs.append((output.name, output.datatype, output.shape, data))
+                outputs.append(messages.Output(output.name, output.datatype, output.shape, data))
         except InferenceError as error:
             for lease in copies:
                 lease.release()
-            outputs, places, copies, failure = [], [], [], (error.code, error.message)
-        if any(place is not None and place[0] for place in places):
+            outputs, places, copies, failure = [], [], [], messages.Failure(error.code, error.message)
+        if any(place is not None and place.segment for place in places):
             number = next(self._numbers)
             self._lent[number] = (response, copies)
         self._channel.post(
-            (
-                36,
+            messages.Responded(
                 ticket,
                 response.model_version,
                 outputs,
                 places if any(places) else None,
                 number,
-                response.parameters,
+                cast("Any", response.parameters),
                 failure,
                 response.final,
                 response.empty,
@@ -224,11 +224,11 @@ class OutputLoans:
         if not number:
             response.release()
 
-    def _place(self, output: OutputTensor, copies: list[ArenaLease], *, inline: bool) -> tuple[int, int, int] | None:
+    def _place(self, output: OutputTensor, copies: list[ArenaLease], *, inline: bool) -> messages.OutputPlace | None:
         """Where the front end finds an output; None for one that travels in the message."""
         data = output.data
         if data is IN_REGION:
-            return (0, 0, 0)
+            return messages.OutputPlace(0, 0, 0)
         nbytes = len(data)
         if not nbytes or (inline and nbytes <= INLINE_BYTES):
             return None
@@ -240,7 +240,7 @@ class OutputLoans:
             found = (lease.memory, lease.offset)
             if not self._attach(lease.memory):
                 raise InferenceError("the server has no file descriptors left", ErrorCode.UNAVAILABLE)
-        return (found[0].number, found[1], nbytes)
+        return messages.OutputPlace(found[0].number, found[1], nbytes)
 
     def _attach(self, segment: Segment) -> bool:
         """Hand a segment over for reading; False if that cannot be."""

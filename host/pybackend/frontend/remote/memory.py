@@ -22,6 +22,10 @@ LATE_BYTES = 1024 * 1024
 EARLY_PART = 8
 """That part is an eighth, which is copied then."""
 
+RELEASE_S = 0.005
+"""Longest time that the engine hears nothing of outputs that were sent: usually it hears of them with a request, because a separate
+frame would wake two processes."""
+
 
 class BlockLease:
     """A block for an input; see :class:`pybackend.inference.tensor.Lease`. Once it is sent, the engine gives it back."""
@@ -166,7 +170,8 @@ class FrontEndMemory:
         self.is_short_of_all = False  # memory of any model can serve the one that got none last
         self._is_asking = False
         self._latest = 0  # the segment that was lent last
-        self._released: list[int] = []
+        self.released: list[int] = []  # responses whose outputs were sent, and of which the engine does not know it
+        self._will_post = False
 
     # Inputs
 
@@ -259,13 +264,19 @@ class FrontEndMemory:
         return self._outputs[place.segment][place.offset : place.offset + place.nbytes]
 
     def release(self, number: int) -> None:
-        """The outputs of a response were sent."""
-        if not self._released:
-            self._engine.channel.loop.call_soon(self._post_released)
-        self._released.append(number)
+        """The outputs of a response were sent. The engine hears it with the next request, or soon."""
+        self.released.append(number)
+        if not self._will_post:
+            self._will_post = True
+            self._engine.channel.loop.call_later(RELEASE_S, self._post_late)
 
-    def _post_released(self) -> None:
-        released, self._released = self._released, []
+    def _post_late(self) -> None:
+        self._will_post = False
+        self.post_released()
+
+    def post_released(self) -> None:
+        """Tell the engine of responses whose outputs were sent."""
+        released, self.released = self.released, []
         for start in range(0, len(released), messages.MOST_RELEASED):
             self._engine.channel.post(messages.Release(released[start : start + messages.MOST_RELEASED]))
 
@@ -277,7 +288,7 @@ class FrontEndMemory:
             return isinstance(data, memoryview) and any(data.obj is mapping for mapping in mappings)
 
         def dropped() -> None:
-            self._post_released()
+            self.post_released()
             self._engine.channel.post(messages.Dropped(told.number))
 
         if self.clients is None or not self.clients.drop_readers(is_part, told.nbytes, dropped):

@@ -1,4 +1,4 @@
-"""What crosses between the engine's process and a front end's: msgspec checks every message while it is decoded.
+"""All messages between the engine's process and a front end's: msgspec checks each while it is decoded.
 
 A message is a struct on its way as an array: its tag, then its fields. Numbers have bounds, so that nothing behind the decoder
 meets one that does not fit.
@@ -9,16 +9,16 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from pybackend.engine.answers import RefusalReason
-from pybackend.frontend.remote import control
 from pybackend.frontend.remote.channel import decoders
 from pybackend.inference.request import PACKED_ALIGNMENT_BYTES
 from pybackend.inference.tensor import OutputTensor
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
+from pybackend.settings import GrpcSettings, HttpSettings, KeyExemption
 from pybackend_wire.errors import ErrorCode
 from pybackend_wire.messages import MOST_DIMENSIONS
 
-# Tags: 1 to 31 are of the data path to the engine, 32 to 63 of that to front ends; 64 to 95 of control to the engine, 96 to 127 of
-# that to front ends.
+# Tags: 1 to 31 are of requests on their way to the engine, 32 to 63 of what comes back; 64 to 95 are of what a front end says about itself
+# and of its clients' tunnels, 96 to 127 are orders.
 
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Unsigned32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -31,6 +31,7 @@ Blocks = Annotated[list[tuple[Natural, Natural]], Meta(max_length=MOST_ITEMS)]
 """Blocks of input memory: the number of the segment, and the offset."""
 
 Protocol = Literal["http", "grpc"]
+"""The protocol of a client, or of a port."""
 
 MOST_RELEASED = 1024
 """Most responses in a message that releases them."""
@@ -43,8 +44,11 @@ MOST_NAME_CHARACTERS = 8192
 
 Name = Annotated[str, Meta(max_length=MOST_NAME_CHARACTERS)]
 
+Place = tuple[Annotated[str, Meta(max_length=200)], Annotated[int, Meta(ge=0, le=65535)]]
+"""An address and a port."""
 
-# To the engine
+
+# Requests: to the engine
 
 
 class Open(Struct, array_like=True, frozen=True, gc=False, tag=1):
@@ -199,7 +203,7 @@ class Room(Struct, array_like=True, frozen=True, gc=False, tag=13):
     number: Natural
 
 
-# To a front end
+# Requests: to a front end
 
 
 class Opened(Struct, array_like=True, frozen=True, gc=False, tag=32):
@@ -255,7 +259,7 @@ class Answered(Struct, array_like=True, frozen=True, gc=False, tag=35):
 
     ticket: Natural
     model_version: str
-    outputs: list[Output]
+    outputs: list[Output]  # the engine sends those of the response as they are
 
 
 class OutputPlace(Struct, array_like=True, frozen=True, gc=False):
@@ -353,7 +357,147 @@ class Settle(Struct, array_like=True, frozen=True, gc=False, tag=43):
     number: Natural
 
 
-from_front_end = decoders(
+# A front end about itself and its clients' tunnels
+
+
+class Ready(Struct, array_like=True, frozen=True, gc=False, tag=64):
+    """I can accept connections."""
+
+
+class Accepting(Struct, array_like=True, frozen=True, gc=False, tag=70):
+    """I accept the connections of a port, or cannot: then ``failure`` says why."""
+
+    service: Protocol
+    failure: Annotated[str, Meta(max_length=200)]
+
+
+class OpenTunnel(Struct, array_like=True, frozen=True, gc=False, tag=65):
+    """I need a tunnel for a client: ``client`` and ``server`` are the ends of its connection, None for a Unix socket."""
+
+    number: Natural
+    service: Protocol
+    client: Place | None
+    server: Place | None
+    is_secure: bool
+
+
+class Alive(Struct, array_like=True, frozen=True, gc=False, tag=66):
+    """The answer to :class:`Look`: I have done all that I was told before it."""
+
+    number: Natural
+    connections: Natural
+
+
+class Line(Struct, array_like=True, frozen=True, gc=False, tag=67):
+    """A line for the log."""
+
+    level: Annotated[int, Meta(ge=0, le=50)]
+    file: Annotated[str, Meta(max_length=100)]
+    number: Natural
+    text: Annotated[str, Meta(max_length=20_000)]
+
+
+class Accessed(Struct, array_like=True, frozen=True, gc=False, tag=68):
+    """I have answered a request: the fields of :class:`pybackend.observability.access_log.Access`."""
+
+    protocol: Protocol
+    client: Annotated[str, Meta(max_length=200)]
+    method: Annotated[str, Meta(max_length=1000)]
+    path: Annotated[str, Meta(max_length=2000)]
+    status: Annotated[int, Meta(ge=0, le=999)] | Annotated[str, Meta(max_length=40)] | None
+    received_bytes: int
+    sent_bytes: int
+    duration_ns: Natural
+    ended_s: Annotated[float, Meta(ge=0, lt=2**33)]
+    about: Annotated[dict[str, str], Meta(max_length=10)]
+
+
+class Quiet(Struct, array_like=True, frozen=True, gc=False, tag=69):
+    """I was told to stop, and models have all that may still come on connections that clients have."""
+
+
+# Orders to a front end
+
+
+class Certificates(Struct, array_like=True, frozen=True, gc=False, tag=96):
+    """The contents of a port's PEM files, now or from now on."""
+
+    service: Protocol
+    chain: bytes
+    key: bytes
+    root: bytes | None
+    mutual: bool
+
+
+class Begin(Struct, array_like=True, frozen=True, gc=False, tag=97):
+    """The ports to serve.
+
+    Attributes:
+        sockets: the descriptors of your listening sockets.
+        http, grpc: the operator's settings, with digests in the place of secrets, and without files.
+        keys: digests of the API keys; None if calls need none.
+        exempt: calls that need no key.
+        memory_limit_bytes: your part of the memory for slow clients.
+        logs_access: every answered request is reported.
+    """
+
+    sockets: dict[Protocol, Natural]
+    certificates: list[Certificates]
+    http: HttpSettings
+    grpc: GrpcSettings
+    keys: list[bytes] | None
+    exempt: frozenset[KeyExemption]
+    memory_limit_bytes: Natural
+    fast_paths: bool
+    logs_access: bool
+    verbose_level: Natural
+
+
+class Keys(Struct, array_like=True, frozen=True, gc=False, tag=104):
+    """The digests of the API keys from now on."""
+
+    digests: list[bytes]
+
+
+class Listen(Struct, array_like=True, frozen=True, gc=False, tag=98):
+    """Accept connections now."""
+
+    service: Protocol
+
+
+class Tunnel(Struct, array_like=True, frozen=True, gc=False, tag=99):
+    """The tunnel that you have asked for; its descriptor comes along."""
+
+    number: Natural
+
+
+class NoTunnel(Struct, array_like=True, frozen=True, gc=False, tag=100):
+    """There is none: the server has no descriptors left."""
+
+    number: Natural
+
+
+class Look(Struct, array_like=True, frozen=True, gc=False, tag=101):
+    """Are you there? :class:`Alive` answers."""
+
+    number: Natural
+
+
+class LogLevel(Struct, array_like=True, frozen=True, gc=False, tag=102):
+    """A client has changed which lines the log has."""
+
+    verbose_level: Natural
+
+
+class Stop(Struct, array_like=True, frozen=True, gc=False, tag=103):
+    """Accept no more connections, and end once the last one is closed: its client is told with the next answer."""
+
+
+class CloseIdle(Struct, array_like=True, frozen=True, gc=False, tag=105):
+    """Wait no longer for clients that keep their connections."""
+
+
+FromFrontEnd = (
     Open
     | Infer
     | Cancel
@@ -367,11 +511,15 @@ from_front_end = decoders(
     | Settled
     | Dropped
     | Room
-    | control.FromFrontEnd
+    | Ready
+    | Accepting
+    | OpenTunnel
+    | Alive
+    | Line
+    | Accessed
+    | Quiet
 )
-"""Decode frames of a front end."""
-
-from_engine = decoders(
+FromEngine = (
     Opened
     | Unopened
     | Closed
@@ -386,6 +534,20 @@ from_engine = decoders(
     | Settle
     | DropReaders
     | MakeRoom
-    | control.FromEngine
+    | Certificates
+    | Begin
+    | Listen
+    | Tunnel
+    | NoTunnel
+    | Look
+    | LogLevel
+    | Stop
+    | CloseIdle
+    | Keys
 )
+
+from_front_end = decoders(FromFrontEnd)
+"""Decode frames of a front end."""
+
+from_engine = decoders(FromEngine)
 """Decode frames of the engine."""

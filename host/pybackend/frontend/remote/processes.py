@@ -24,7 +24,7 @@ from pybackend.frontend.access.restrictions import digest_of
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.listening import BACKLOG, LocalSocket, bind_for, listens, release
 from pybackend.frontend.metrics.optional_families import FrontEndFigures
-from pybackend.frontend.remote import control
+from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import socket_pair
 from pybackend.frontend.remote.service import FrontEndService, set_done
 from pybackend.frontend.remote.tunnels import Serve, Tunnels
@@ -102,7 +102,7 @@ class FrontEnds:
         engine: InferenceEngine,
         launcher: StubLauncher,
         sandbox: Sandbox,
-        services: Mapping[control.Service, Service],
+        services: Mapping[messages.Protocol, Service],
         keys: KnownKeys | None,
         request_log: RequestLog,
         client_memory: ClientMemory,
@@ -140,7 +140,7 @@ class FrontEnds:
         await asyncio.gather(*(each.start() for each in self._all))
         log.info("%d front ends are ready", len(self._all))
 
-    async def listen(self, service: control.Service) -> None:
+    async def listen(self, service: messages.Protocol) -> None:
         """Have all of them accept the connections of a port. Clients may come at once, and wait for one that starts again."""
         for sock in self._services[service].sockets:
             sock.listen(BACKLOG)
@@ -156,7 +156,7 @@ class FrontEnds:
 
     def _log_changed(self) -> None:
         for each in self._all:
-            each.post(control.LogLevel(LOG.settings.verbose_level))
+            each.post(messages.LogLevel(LOG.settings.verbose_level))
 
     def check(self) -> None:
         """Tell all of them what has changed of models, before their clients can know."""
@@ -164,9 +164,9 @@ class FrontEnds:
             each.check()
 
     async def _hand_keys(self, keys: KnownKeys) -> None:
-        await self._hand(control.Keys(list(keys.digests)))
+        await self._hand(messages.Keys(list(keys.digests)))
 
-    async def _hand_certificates(self, name: control.Service) -> None:
+    async def _hand_certificates(self, name: messages.Protocol) -> None:
         await self._hand(certificates_of(name, self._services[name]))
 
     async def _hand(self, message: Any) -> None:
@@ -241,7 +241,7 @@ class FrontEnds:
     def close_idle(self) -> None:
         """Close connections without a running request; the others close after their current answers."""
         for each in self._all:
-            each.post(control.CloseIdle())
+            each.post(messages.CloseIdle())
 
     @property
     def is_quiet(self) -> bool:
@@ -285,10 +285,10 @@ def _name(index: int) -> str:
     return f"pybackend front end {index + 1}"
 
 
-def certificates_of(name: control.Service, service: Service) -> control.Certificates | None:
+def certificates_of(name: messages.Protocol, service: Service) -> messages.Certificates | None:
     """The certificates of a port for a process that cannot read them; None for a plain port."""
     found = service.certificates
-    return None if found is None else control.Certificates(name, *found.pem, found.settings.mutual)
+    return None if found is None else messages.Certificates(name, *found.pem, found.settings.mutual)
 
 
 class FrontEnd:
@@ -301,7 +301,7 @@ class FrontEnd:
         engine: InferenceEngine,
         launcher: StubLauncher,
         sandbox: FrontEndSandbox,
-        services: Mapping[control.Service, Service],
+        services: Mapping[messages.Protocol, Service],
         keys: KnownKeys | None,
         request_log: RequestLog,
     ) -> None:
@@ -321,8 +321,8 @@ class FrontEnd:
         self._launcher = launcher
         self._sandbox = sandbox
         self._services = services
-        self._listening: list[control.Service] = []
-        self._accepting: set[control.Service] = set()
+        self._listening: list[messages.Protocol] = []
+        self._accepting: set[messages.Protocol] = set()
         self._backoff = RestartBackoff()
         self._process: StubProcess | None = None
         self._service: FrontEndService | None = None
@@ -404,22 +404,22 @@ class FrontEnd:
         tunnels = Tunnels(loop, service.channel, {name: each.serve for name, each in self._services.items()})
         service.handlers.update(
             {
-                control.OpenTunnel: tunnels.open,
-                control.Alive: self._on_alive,
-                control.Ready: partial(self._on_ready, process),
-                control.Accepting: self._on_accepting,
-                control.Line: self._write,
-                control.Accessed: self._log_access,
-                control.Quiet: lambda _told: self.is_quiet.set(),
+                messages.OpenTunnel: tunnels.open,
+                messages.Alive: self._on_alive,
+                messages.Ready: partial(self._on_ready, process),
+                messages.Accepting: self._on_accepting,
+                messages.Line: self._write,
+                messages.Accessed: self._log_access,
+                messages.Quiet: lambda _told: self.is_quiet.set(),
             }
         )
         service.on_shortage = self.on_shortage
         service.channel.post(self._begin_message(own))
 
-    def _begin_message(self, own: dict[control.Service, int]) -> control.Begin:
+    def _begin_message(self, own: dict[messages.Protocol, int]) -> messages.Begin:
         settings, keys = self._settings, self._keys
         certificates = [certificates_of(name, service) for name, service in self._services.items()]
-        return control.Begin(
+        return messages.Begin(
             own,
             [each for each in certificates if each is not None],
             replace(settings.http, tls=None, restrictions=_digested(settings.http.restrictions)),
@@ -471,18 +471,18 @@ class FrontEnd:
         if self._service is not None:
             self._service.channel.post(message)
 
-    def listen(self, service: control.Service) -> None:
+    def listen(self, service: messages.Protocol) -> None:
         """Have it accept the connections of a port, from now on and after each restart."""
         self._listening.append(service)
         if self._is_ready.is_set():
-            self.post(control.Listen(service))
+            self.post(messages.Listen(service))
 
-    def _listens(self, name: control.Service) -> bool:
+    def _listens(self, name: messages.Protocol) -> bool:
         """False if its socket for a port was shut down, or could not be bound again."""
         sock = self._services[name].sockets[self._index]
         return sock.fileno() >= 0 and listens(sock)
 
-    def _on_accepting(self, told: control.Accepting) -> None:
+    def _on_accepting(self, told: messages.Accepting) -> None:
         if told.service not in self._listening:
             raise RemoteProtocolError(f"it was not told to accept connections of {told.service}")
         if told.failure:
@@ -502,7 +502,7 @@ class FrontEnd:
     def _ask(self) -> int:
         number = next(self._numbers)
         self._asked[number] = asyncio.get_running_loop().create_future()
-        self.post(control.Look(number))
+        self.post(messages.Look(number))
         return number
 
     async def heard(self) -> None:
@@ -510,7 +510,7 @@ class FrontEnd:
         if self._service is not None:
             await self._asked[self._ask()]
 
-    def _on_alive(self, told: control.Alive) -> None:
+    def _on_alive(self, told: messages.Alive) -> None:
         asked = self._asked.pop(told.number, None)
         if asked is None:
             raise RemoteProtocolError("an answer without a question")
@@ -520,11 +520,11 @@ class FrontEnd:
         self._attention = Attention()
         self.connection_count = told.connections
 
-    def _log_access(self, told: control.Accessed) -> None:
+    def _log_access(self, told: messages.Accessed) -> None:
         if self._request_log.access is not None:
             self._request_log.access.add(Access(*astuple(told)))
 
-    def _on_ready(self, process: StubProcess, _told: control.Ready) -> None:
+    def _on_ready(self, process: StubProcess, _told: messages.Ready) -> None:
         report = process.sandbox_report
         wrong = self._sandbox.check(process.pid, {} if report is None else report.layers)
         if wrong:
@@ -533,9 +533,9 @@ class FrontEnd:
         self._backoff.on_ready()
         self._is_ready.set()
         for service in self._listening:
-            self.post(control.Listen(service))
+            self.post(messages.Listen(service))
 
-    def _write(self, line: control.Line) -> None:
+    def _write(self, line: messages.Line) -> None:
         """Write a line of its log, unless it says too much."""
         if self._process is None or not log.isEnabledFor(line.level) or not self._output.affords(line.text.encode()):
             return
@@ -582,7 +582,7 @@ class FrontEnd:
     def stop(self) -> None:
         """Have it accept no more connections, and end once the last one is closed."""
         self._stops = True
-        self.post(control.Stop())
+        self.post(messages.Stop())
         if self._process is None:
             self.is_quiet.set()
             self._gone.set()

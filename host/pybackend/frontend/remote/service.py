@@ -7,6 +7,7 @@ pass: names, datatypes, shapes and sizes against the signature. A preamble is ch
 
 import asyncio
 import socket
+import struct
 import time
 import weakref
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from pybackend.engine.admission import Sender
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError, NotServingError, UnknownModelError
 from pybackend.frontend.remote import messages
-from pybackend.frontend.remote.channel import Channel, OnEnd
+from pybackend.frontend.remote.channel import MOST_FRAME_BYTES, Channel, OnEnd
 from pybackend.frontend.remote.loans import InputLoans, OutputLoans
 from pybackend.frontend.slices import SLICE_S, Slices, in_slices
 from pybackend.inference.pending import PendingRequest
@@ -54,7 +55,6 @@ _LONGEST_WAY_NS = 60 * 1_000_000_000
 _CODES = {"http": frozenset(map(str, range(100, 600))), "grpc": frozenset(each.name for each in GrpcStatus)}
 
 _READY = ModelState.READY
-_ANSWERED = 35
 _read_preamble = msgspec.msgpack.Decoder(messages.Preamble).decode
 
 Handler = Callable[[Any], None]
@@ -63,8 +63,10 @@ Handler = Callable[[Any], None]
 class KnownPreamble(Struct, eq=False):
     """A preamble that was read."""
 
-    # name, datatype and shape of each, and the bytes of the message that are its own; none for :attr:`others`
-    inputs: list[tuple[tuple[str, str, list[int]], int, int]]
+    names: list[str]
+    datatypes: list[str]
+    shapes: list[list[int]]
+    unpack: Callable[[bytes], tuple[bytes, ...]]  # cuts the inputs' bytes out of the message's; none for :attr:`others`
     others: list[tuple[int, int, bool]]  # the inputs that lie elsewhere: number, size, and whether that is a block
     # of all inputs, if they are small and there are no others
     packed: list[tuple[str, str, list[int], int, int]] | None
@@ -117,19 +119,28 @@ class OpenVersion:
             each.datatype in ITEMSIZE for each in read.inputs
         ):
             raise RemoteProtocolError("a request with two inputs of one name, or with a datatype that there is not")
-        inputs, others, size = [], [], 0
+        others, packed, cuts, size = [], [], "", 0
         for number, each in enumerate(read.inputs):
-            begin = end = size
-            if each.place == messages.INLINE:
-                end += each.nbytes
-                size = messages.padded(end)
-            else:
-                others.append((number, each.nbytes, each.place == messages.IN_BLOCK))
-            inputs.append(((each.name, each.datatype, each.shape), begin, end))
+            nbytes = each.nbytes
+            if each.place != messages.INLINE:
+                others.append((number, nbytes, each.place == messages.IN_BLOCK))
+                nbytes = 0
+            packed.append((each.name, each.datatype, each.shape, size, nbytes))
+            end = size + nbytes
+            size = messages.padded(end)
+            if size > MOST_FRAME_BYTES:
+                raise RemoteProtocolError("a preamble of more bytes than a message can have")
+            cuts += f"{nbytes}s{size - end}x"
         is_packed = not others and all(each.nbytes <= INLINE_BYTES for each in read.inputs)
-        packed = [(*layout, begin, end - begin) for layout, begin, end in inputs] if is_packed else None
         return KnownPreamble(
-            inputs, others, packed, size, (self.signature.model_name, self.version, tuple(read.requested_outputs), 1)
+            [each.name for each in read.inputs],
+            [each.datatype for each in read.inputs],
+            [each.shape for each in read.inputs],
+            struct.Struct(cuts).unpack,
+            others,
+            packed if is_packed else None,
+            size,
+            (self.signature.model_name, self.version, tuple(read.requested_outputs), 1),
         )
 
     def check(self, request: InferenceRequest, known: KnownPreamble) -> None:
@@ -307,7 +318,7 @@ class FrontEndService:
         if len(data) != known.inline_bytes:
             raise RemoteProtocolError("a request with more or fewer bytes than its preamble says")
         name, version, requested, batch_size = known.template
-        inputs = [InputTensor(*layout, data[begin:end]) for layout, begin, end in known.inputs]
+        inputs = [*map(InputTensor, known.names, known.datatypes, known.shapes, known.unpack(data))]
         request = InferenceRequest(name, version, asked.id, inputs, requested, batch_size)
         accepted_ns = asked.accepted_ns
         request.queued_ns = accepted_ns if now_ns - _LONGEST_WAY_NS < accepted_ns < now_ns else now_ns
@@ -395,7 +406,7 @@ class FrontEndService:
             self._post(ticket, response)
             return
         del self._open[ticket]
-        self.channel.post((_ANSWERED, ticket, response.model_version, response.outputs))
+        self.channel.post(messages.Answered(ticket, response.model_version, response.outputs))  # type: ignore[arg-type]
 
     def _post(self, ticket: int, response: InferenceResponse) -> None:
         if response.final:

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from pybackend.frontend.listener import is_reserved
-from pybackend.frontend.remote import control
+from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import Channel
 
 Serve = Callable[[], asyncio.Protocol]
@@ -32,7 +32,7 @@ class Tunnels:
         self._serve = serve
         self._opening: set[asyncio.Task[Any]] = set()
 
-    def open(self, asked: control.OpenTunnel) -> None:
+    def open(self, asked: messages.OpenTunnel) -> None:
         """Make a tunnel for a client, if there are descriptors left, and if its port is served."""
         serve = self._serve.get(asked.service)
         try:
@@ -45,20 +45,20 @@ class Tunnels:
                 ours.close()
                 theirs.close()
         if serve is None:
-            self._channel.post(control.NoTunnel(asked.number))
+            self._channel.post(messages.NoTunnel(asked.number))
             return
         ours.setblocking(False)
         client = _Client(asked, ours.fileno())
         opening = self._loop.create_task(self._loop.connect_accepted_socket(lambda: _NewTunnel(serve, client), ours))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
-        self._channel.post_with(control.Tunnel(asked.number), theirs.detach())
+        self._channel.post_with(messages.Tunnel(asked.number), theirs.detach())
 
 
 class _Client:
     """The client's socket, as far as its connection asks it."""
 
-    def __init__(self, asked: control.OpenTunnel, descriptor: int) -> None:
+    def __init__(self, asked: messages.OpenTunnel, descriptor: int) -> None:
         self._descriptor = descriptor
         self._facts = {
             "socket": self,
@@ -212,13 +212,13 @@ class Tunneller:
         self._asked: dict[int, Tunnel] = {}
         self._opening: set[asyncio.Task[Any]] = set()
 
-    def open(self, service: control.Service, transport: Any, user: TunnelUser) -> Tunnel:
+    def open(self, service: messages.Protocol, transport: Any, user: TunnelUser) -> Tunnel:
         """A tunnel for the client of a connection; ``transport`` is its own."""
         tunnel, number = Tunnel(user), next(self._numbers)
         self._asked[number] = tunnel
         client, server = (_place(transport.get_extra_info(name)) for name in ("peername", "sockname"))
         is_secure = transport.get_extra_info("sslcontext") is not None
-        self._channel.post(control.OpenTunnel(number, service, client, server, is_secure))
+        self._channel.post(messages.OpenTunnel(number, service, client, server, is_secure))
         return tunnel
 
     def opened(self, number: int, descriptor: int) -> None:
@@ -240,5 +240,5 @@ class Tunneller:
             tunnel.refuse()
 
 
-def _place(name: Any) -> control.Place | None:
+def _place(name: Any) -> messages.Place | None:
     return (name[0], name[1]) if isinstance(name, tuple) else None

@@ -90,7 +90,7 @@ Sockets = tuple[socket.socket, socket.socket]
 async def test_messages_of_one_turn_arrive_in_one_frame(sockets: Sockets) -> None:
     ours, theirs = End(sockets[0]), End(sockets[1])
     theirs.channel.post(Word("a"))
-    theirs.channel.post((2, 7))
+    theirs.channel.post(Number(7))
     assert await ours.hears(2) == [Word("a"), Number(7)]
     assert len(ours.frames) == 1
     ours.channel.post(Number(1))
