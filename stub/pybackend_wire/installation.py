@@ -30,7 +30,7 @@ def install_command(extra: str = "", pip: str = "") -> str:
 
 
 def _origin(options: str, is_here: bool) -> Optional[str]:
-    """What pip installed, with these options, as an argument for it; None if nobody knows, or if it is gone.
+    """The argument for pip that installs the same again with these options; None if nobody knows it, or if it is gone.
 
     Another environment gets a copy, even of a clone in which this one runs.
     """

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -160,3 +161,38 @@ def test_names_in_the_architecture_pages_are_in_the_source():
             if not known and name not in ELSEWHERE and not owner.isupper():
                 unknown.setdefault(page.name, set()).add(name)
     assert unknown == {}
+
+
+REFERENCE = re.compile(r":(?:class|meth|mod|func|data|attr):`~?(pybackend[\w.]*)`")
+
+
+def test_references_in_docstrings_lead_somewhere():
+    sources = [path for folder in ("host", "stub", "sdk") for path in (ROOT / folder).rglob("*.py")]
+    references = {name for path in sources for name in REFERENCE.findall(path.read_text())}
+    assert {name for name in references if not _leads_somewhere(name)} == set()
+
+
+def _leads_somewhere(name):
+    """Whether it is a module, an object of one, or what one of its classes has."""
+    module, _, rest = name.partition(".")
+    found = importlib.import_module(module)
+    for part in rest.split(".") if rest else ():
+        if not hasattr(found, part) and part not in getattr(found, "__annotations__", {}):
+            try:
+                importlib.import_module(f"{found.__name__}.{part}")
+            except (ImportError, AttributeError):
+                return False
+        found = getattr(found, part, None)
+    return True
+
+
+def test_the_overview_has_every_room_of_the_server_in_the_order_of_imports():
+    contract = re.search(
+        r'containers = \["pybackend"\].*?layers = \[(.*?)\n\]', (ROOT / "pyproject.toml").read_text(), re.DOTALL
+    )
+    layers = [re.findall(r"\w+", layer) for layer in re.findall(r'"([^"]+)"', contract[1])]
+    page = (ROOT / "docs/architecture/overview.md").read_text().split("| Rooms of `pybackend` | For |")[1]
+    rows = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| ([^|]*`) \|", page, re.MULTILINE)]
+    place = {room: number for number, row in enumerate(rows) for room in row}
+    order = [place.get(room, room) for layer in layers if layer != ["__main__"] for room in layer]
+    assert order == sorted(order, key=lambda number: (isinstance(number, str), number))

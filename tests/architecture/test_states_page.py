@@ -14,7 +14,7 @@ from pybackend_wire.messages import LEGAL, StubMessage, StubState
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "architecture" / "states.md").read_text()
 PLACES = {
-    "pybackend.engine.EngineState": EngineState,
+    "pybackend.engine.engine.EngineState": EngineState,
     "pybackend.frontend.http.connection.State": State,
     "pybackend_http2.stream.StreamState": StreamState,
     "pybackend.model.model.ModelState": ModelState,

@@ -1,4 +1,4 @@
-"""The models that README and the manual show are written to disk, served and called as shown there."""
+"""The models that the manual shows are written to disk, served and called as shown there."""
 
 import json
 import re
@@ -72,13 +72,6 @@ def _block(page, opening):
 @pytest.fixture(scope="module")
 def documented(demo, tmp_path_factory):
     repository = tmp_path_factory.mktemp("documented")
-    readme = (ROOT / "README.md").read_text()
-    _write_model(
-        repository,
-        "add_sub",
-        _block(readme, "models/add_sub/config.pbtxt"),
-        _block(readme, "models/add_sub/1/model.py"),
-    )
     start = (ROOT / "docs" / "getting-started.md").read_text()
     _write_model(
         repository, "scale", _block(start, "models/scale/config.pbtxt"), _block(start, "models/scale/1/model.py")
@@ -137,14 +130,6 @@ def _call(url, page):
     target = words[2].replace("localhost:8000", url, 1)
     with urllib.request.urlopen(f"http://{target}", words[words.index("-d") + 1].encode(), timeout=60) as reply:
         return json.load(reply)
-
-
-def test_model_of_the_readme(documented):
-    reply = _call(documented.url, (ROOT / "README.md").read_text())
-    assert {output["name"]: output["data"] for output in reply["outputs"]} == {
-        "OUTPUT0": [11, 22, 33, 44],
-        "OUTPUT1": [-9, -18, -27, -36],
-    }
 
 
 def test_model_of_getting_started_answers_what_the_page_shows(documented):
@@ -209,16 +194,6 @@ def test_drawing_of_the_ensemble_is_what_is_shown(documented, page):
     assert done.stdout == shown
 
 
-def test_client_of_the_readme_runs(documented, capsys):
-    code = _block((ROOT / "README.md").read_text(), "import numpy as np").replace("localhost:8000", documented.url)
-    names = {}
-    try:
-        exec(compile(code, "README.md", "exec"), names)
-    finally:
-        names["client"].close()
-    assert capsys.readouterr().out.strip() == "[1. 2. 3. 4.]"
-
-
 def test_clients_of_getting_started_run(documented, capsys):
     page = (ROOT / "docs" / "getting-started.md").read_text()
     blocks = re.findall(r"^    ```python\n(.*?)^    ```", page, re.MULTILINE | re.DOTALL)
@@ -238,9 +213,11 @@ def test_model_without_a_configuration_describes_itself(documented):
 
 
 @pytest.mark.thorough
-def test_the_quickest_way_of_the_readme(tmp_path):
-    page = (ROOT / "README.md").read_text()
-    new, served, asked = re.findall(r"`pybackend ((?:new|dev|infer) [^`]*)`", page)[:3]
+def test_the_quickest_way_of_the_development_loop(tmp_path):
+    page = (ROOT / "docs" / "authors" / "development.md").read_text()
+    new, served, asked = (
+        re.search(rf"^\$ pybackend ({name} [^#\n]*)", page, re.MULTILINE)[1] for name in ("new", "dev", "infer")
+    )
     command = (sys.executable, "-m", "pybackend")
     subprocess.run([*command, *shlex.split(new)], check=True, cwd=tmp_path, capture_output=True)
     _, directory = shlex.split(served)

@@ -37,7 +37,7 @@ MOST_LOSSES = 3
 
 
 class ExecutionsInFlight:
-    """The executions of one instance; see :class:`~pybackend.instance.session.ExecutionListener`."""
+    """The executions of one instance, whose owner learns how they end: :class:`~pybackend.instance.execution.InstanceOwner`."""
 
     def __init__(self, version: str, owner: InstanceOwner) -> None:
         self.session: StubSession | None = None

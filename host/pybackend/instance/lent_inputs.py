@@ -147,7 +147,7 @@ class LentInputs:
 
 
 def encoded_request(channel: StubChannel, lent: LentInputs, request: InferenceRequest) -> tuple[Any, ...]:
-    """A request as :class:`pybackend_wire.messages.ExecuteRequest`; its input memory is lent from now on.
+    """A request as :class:`pybackend_wire.host_messages.ExecuteRequest`; its input memory is lent from now on.
 
     Raises OSError if this process has no descriptor left.
     """

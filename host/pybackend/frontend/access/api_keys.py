@@ -31,7 +31,7 @@ class KnownKeys:
     """The keys of one server, as far as their digests tell.
 
     ``on_change`` is called after they have changed: decisions that were made with the old ones are void. ``handing`` is
-    :attr:`pybackend.frontend.followed_files.FollowedFiles.handing`.
+    that of :class:`pybackend.frontend.followed_files.FollowedFiles`.
     """
 
     READS: ClassVar = frozenset({b"x-api-key", b"authorization"})
