@@ -4,7 +4,7 @@
         result = harness.infer(INPUT0=np.ones(4, np.float32), INPUT1=np.ones(4, np.float32))
         assert result["OUTPUT0"].tolist() == [2, 2, 2, 2]
 
-pytest finds the fixture ``model_harness`` by itself. ``python -m pybackend_testing MODEL_DIR`` runs a model once.
+:class:`EnsembleHarness` runs an ensemble with its models. pytest finds the fixture ``model_harness`` by itself. ``python -m pybackend_testing MODEL_DIR`` runs a model once.
 """
 
 from importlib import import_module
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         NoResponse,
         OutputError,
     )
-    from pybackend_testing.harness import ModelHarness, Readiness
+    from pybackend_testing.harness import EnsembleHarness, ModelHarness, Readiness
     from pybackend_testing.logs import LogLine
     from pybackend_testing.metrics import MetricRegistry
     from pybackend_testing.request import Request
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConfigError",
+    "EnsembleHarness",
     "FinalizeError",
     "HarnessError",
     "InferenceFailed",

@@ -45,11 +45,10 @@ def read_configuration(
         added = {name: {"string_value": _text(name, value)} for name, value in parameters.items()}
         document["parameters"] = {**document.get("parameters", {}), **added}
     document["name"] = document.get("name") or os.path.basename(model_directory)
-    if document.get("platform") == "ensemble" or document.get("ensemble_scheduling"):
-        name = document["name"]
+    if _is_ensemble(document):
         raise ConfigError(
-            f"'{name}' is an ensemble, which has no code: test the models that it consists of, or send the ensemble "
-            f"a request with `pybackend infer --repository {os.path.dirname(model_directory)} {name} --input NAME=VALUE` ({source})"
+            f"'{document['name']}' is an ensemble, which has no code: EnsembleHarness runs it with its models in a test, and "
+            f"`pybackend infer --repository {os.path.dirname(model_directory)} {document['name']}` in a server ({source})"
         )
     document["backend"] = document.get("backend") or "python"
     if document["backend"] == "python":
@@ -58,6 +57,45 @@ def read_configuration(
     if server is None:
         return Configuration(filled_document(document, source), source)
     return Configuration(server.read(document, source), source)
+
+
+class EnsembleStep(NamedTuple):
+    """A step of an ensemble; ``model_version`` is ``""`` for the newest. The maps lead from names of its model to the ensemble's."""
+
+    model_name: str
+    model_version: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+def is_ensemble(model_directory: "Union[str, os.PathLike[str]]") -> bool:
+    """Whether the configuration in a model's directory is an ensemble's; False where nobody can read it."""
+    path = os.path.join(os.fspath(model_directory), CONFIG_FILENAME)
+    server = _server()
+    return server is not None and os.path.isfile(path) and _is_ensemble(server.read_file(path))
+
+
+def read_ensemble(
+    model_directory: str, name: str, given: ConfigSource, overrides: Mapping[str, Any]
+) -> "Tuple[Configuration, List[EnsembleStep]]":
+    """Read the configuration of an ensemble, and check what needs no other model."""
+    document, source = _written(model_directory, given)
+    server = _server()
+    if server is None:
+        raise ConfigError(f"{_NO_SERVER.format(python=sys.version.split()[0])}, and ensembles need it")
+    finished, steps = server.ensemble({**document, **overrides, "name": name}, source)
+    return Configuration(finished, source), steps
+
+
+def check_connections(configuration: Configuration, parts: "Sequence[Optional[Document]]") -> None:
+    """Check an ensemble against its models' configurations in the order of its steps; None for models without one."""
+    server = _server()
+    assert server is not None
+    server.check_connections(configuration.document, configuration.source, parts)
+
+
+def _is_ensemble(document: Document) -> bool:
+    return document.get("platform") == "ensemble" or bool(document.get("ensemble_scheduling"))
 
 
 def finish_configuration(
@@ -165,6 +203,37 @@ class _Server:
         except ModelLoadError as error:
             raise ConfigError(str(error)) from None
         return finished
+
+    def ensemble(self, document: Mapping[str, Any], source: str) -> "Tuple[Document, List[EnsembleStep]]":
+        from pybackend.errors import ModelLoadError
+        from pybackend.modelconfig.ensemble import steps_of
+        from pybackend.modelconfig.loader import finish_ensemble
+        from pybackend.modelconfig.schema import from_document
+
+        try:
+            config = finish_ensemble(from_document(self.read(document, source), source))
+        except ModelLoadError as error:
+            raise ConfigError(str(error)) from None
+        steps = [
+            EnsembleStep(each.model_name, each.model_version, each.inputs, each.outputs) for each in steps_of(config)
+        ]
+        return dict(config.document), steps
+
+    def check_connections(
+        self, document: Mapping[str, Any], source: str, parts: "Sequence[Optional[Document]]"
+    ) -> None:
+        from pybackend.errors import ModelLoadError
+        from pybackend.modelconfig.ensemble import validate_connections
+        from pybackend.modelconfig.schema import from_document
+
+        scheduling = document["ensemble_scheduling"]
+        steps = [step for step, part in zip(scheduling["step"], parts) if part is not None]
+        known = {**document, "ensemble_scheduling": {**scheduling, "step": steps}}
+        configs = [from_document(part, source) for part in parts if part is not None]
+        try:
+            validate_connections(from_document(known, source), configs)
+        except ModelLoadError as error:
+            raise ConfigError(str(error)) from None
 
 
 def _server() -> Optional[_Server]:

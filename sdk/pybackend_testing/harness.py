@@ -1,15 +1,26 @@
-"""``ModelHarness``: runs a model through its whole life in this process, without a server."""
+"""``ModelHarness`` runs a model through its whole life in this process, ``EnsembleHarness`` an ensemble with its models."""
 
 import json
 import os
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Type, Union
+from typing import AbstractSet, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Type, Union
 
 from pybackend_sdk.request import InferenceRequest
-from pybackend_testing.configuration import ConfigSource, Configuration, read_configuration
-from pybackend_testing.errors import HarnessError
+from pybackend_testing.configuration import (
+    ConfigSource,
+    Configuration,
+    EnsembleStep,
+    check_connections,
+    is_ensemble,
+    read_configuration,
+    read_ensemble,
+    signature_of,
+)
+from pybackend_testing.ensemble import Ensemble, EnsembleReplies, Part
+from pybackend_testing.errors import HarnessError, LoadError
 from pybackend_testing.executor import ModelExecutor
+from pybackend_testing.fakes import FakeModel
 from pybackend_testing.loading import (
     ModelPlan,
     PathLike,
@@ -339,10 +350,11 @@ class ModelHarness:
 
     # Calls by other models
 
-    def call(self, request: InferenceRequest) -> HarnessReplies:
-        """Run a model's request."""
+    def call(self, request: InferenceRequest, dispensable: AbstractSet[str] = frozenset()) -> HarnessReplies:
+        """Run a request of another model, or of an ensemble's step, whose ``dispensable`` outputs may be missing."""
         executor = self._opened()
         exchange = self._exchange(request_of(request, self.name))
+        exchange.dispensable = dispensable
         exchange.serve(executor.served())
         if executor.waits_for_caller:
             raise executor.cycle_refusal()
@@ -371,16 +383,283 @@ class ModelHarness:
             request = Request(request)
         return exchange_of(request, self._opened().signature)
 
-    def _sibling(self, target: Any, name: str) -> "Optional[ModelHarness]":
-        """Make a harness for a directory, or return the given one; it knows the same models as this one."""
-        if isinstance(target, ModelHarness):
-            if not target.is_open and target._models is None:
-                target._joined, target.name = self._table, name
-            return target
-        if not isinstance(target, (str, os.PathLike)):
-            return None
-        harness = ModelHarness(
-            target, strict=self.strict, wait_s=self._wait_s, backend_directory=self._backend_directory
+    def _sibling(self, target: Any, name: str) -> "Optional[Union[ModelHarness, EnsembleHarness]]":
+        assert self._table is not None
+        options = {"strict": self.strict, "wait_s": self._wait_s, "backend_directory": self._backend_directory}
+        return _sibling(self._table, target, name, **options)
+
+
+class EnsembleHarness:
+    """Runs an ensemble: its steps, its maps, and errors as a server gives them. The package pybackend must be installed.
+
+    Use it as a context manager, or call :meth:`open` and :meth:`close`. Its models are the directories beside its own, unless
+    ``models`` has others. Steps run one after the other, in the calling thread.
+
+    Args:
+        model_dir: the ensemble's directory, with ``config.pbtxt``.
+        config: replaces config.pbtxt: a dict, JSON text, or the path of a .pbtxt or .json file.
+        overrides: fields of the configuration to replace.
+        models: its models by name, and others that these call: a function, a model's directory, or a harness.
+        strict: treat outputs of models that do not match their configurations as errors; else they are warnings.
+        wait_s: how long to wait where a server would wait for ever.
+        backend_directory: directory of Python-based backends, for models of backends that do not come with pybackend.
+        environment: as of :class:`ModelHarness`, for all its models.
+    """
+
+    def __init__(
+        self,
+        model_dir: PathLike,
+        *,
+        config: ConfigSource = None,
+        overrides: Optional[Mapping[str, Any]] = None,
+        models: Optional[Mapping[str, Target]] = None,
+        strict: bool = True,
+        wait_s: float = WAIT_S,
+        backend_directory: Optional[PathLike] = None,
+        environment: Optional[PathLike] = None,
+    ) -> None:
+        self.directory = model_directory(model_dir)
+        self.name = os.path.basename(self.directory)
+        self.strict = strict
+        self.version = 1
+        self._config_source = config
+        self._overrides = dict(overrides or {})
+        self._models = models
+        self._options: Dict[str, Any] = {"strict": strict, "wait_s": wait_s, "environment": environment}
+        self._options["backend_directory"] = backend_directory
+        self._joined: Optional[ModelTable] = None
+        self._table: Optional[ModelTable] = None
+        self._configuration: Optional[Configuration] = None
+        self._ensemble: Optional[Ensemble] = None
+
+    # Life
+
+    def open(self, config: ConfigSource = None) -> "EnsembleHarness":
+        """Load its models, and check it against them.
+
+        Raises:
+            ConfigError: its configuration is missing or wrong, or does not fit its models.
+            LoadError: a model is missing, or cannot be loaded.
+        """
+        if self.is_open:
+            raise HarnessError(f"the harness of ensemble '{self.name}' is already open")
+        source = self._config_source if config is None else config
+        configuration, steps = read_ensemble(self.directory, self.name, source, self._overrides)
+        self._table = table = self._joined or ModelTable()
+        try:
+            if self._joined is None:
+                table.open(self, self._models or {}, self._sibling)
+            parts = self._parts(table, steps)
+            check_connections(configuration, [None if part.signature is None else part.model.config for part in parts])
+        except BaseException:
+            self._table = None
+            if self._joined is None:
+                with suppress(HarnessError):  # the test should report why opening failed
+                    table.close()
+            raise
+        self._configuration = configuration
+        self._ensemble = Ensemble(self.name, signature_of(configuration.document), parts)
+        return self
+
+    def _parts(self, table: ModelTable, steps: "Sequence[EnsembleStep]") -> List[Part]:
+        """The models of the steps, loaded."""
+        unknown = sorted({each.model_name for each in steps if not (table.has(each.model_name) or self._beside(each))})
+        if unknown:
+            raise LoadError(
+                f"ensemble {self.name} contains models that are not available or ambiguous: {', '.join(unknown)}. Put them "
+                f"beside {self.directory}, or pass EnsembleHarness(models={{...}})"
+            )
+        parts = []
+        for step in steps:
+            model = table.ensure(step.model_name, self._default(step), by=self.name)
+            if step.model_version and not isinstance(model, FakeModel) and model.version != int(step.model_version):
+                raise LoadError(
+                    f"ensemble '{self.name}' depends on '{step.model_name}' whose required version {step.model_version} is "
+                    f"not loaded. The harness has loaded version {model.version}"
+                )
+            signature = None if isinstance(model, FakeModel) else signature_of(model.config)
+            inputs = {} if signature is None else signature.inputs
+            optional = {name for name, spec in inputs.items() if spec.optional}
+            parts.append(Part(step, model, signature, optional))
+        return parts
+
+    def _beside(self, step: EnsembleStep) -> str:
+        """The directory of a step's model beside that of the ensemble, ``""`` if there is none."""
+        directory = os.path.join(os.path.dirname(self.directory), step.model_name)
+        return directory if os.path.isdir(directory) else ""
+
+    def _default(self, step: EnsembleStep) -> Any:
+        directory = self._beside(step)
+        if step.model_version and directory and not is_ensemble(directory):
+            return ModelHarness(directory, version=int(step.model_version), **self._options)
+        return directory
+
+    def close(self) -> None:
+        """Finalize and remove its models. Does nothing if the harness is closed.
+
+        Raises:
+            FinalizeError: a ``finalize`` raised (if the harness is strict).
+        """
+        table, self._table = self._table, None
+        self._ensemble = None
+        if table is not None and self._joined is None:
+            table.close()
+            table.failures.raise_first()
+
+    def __enter__(self) -> "EnsembleHarness":  # noqa: PYI034  3.8 has no Self
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        try:
+            self.close()
+        except HarnessError:
+            if error is None:  # otherwise the test should report the first error
+                raise
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its models are loaded."""
+        return self._ensemble is not None
+
+    # Inference
+
+    def infer(
+        self,
+        inputs: Optional[Mapping[str, Any]] = None,
+        /,
+        *,
+        outputs: Optional[Sequence[str]] = None,
+        request_id: str = "",
+        correlation_id: Union[int, str] = 0,
+        parameters: Optional[Mapping[str, Any]] = None,
+        timeout_us: int = 0,
+        priority: int = 0,
+        flags: int = 0,
+        **named_inputs: Any,
+    ) -> Result:
+        """Send one request through the steps; the arguments are those of :meth:`ModelHarness.infer`.
+
+        Raises:
+            HarnessError: an ``InputError`` if the request does not fit the ensemble, an ``OutputError`` if the response of a model
+                does not fit its configuration.
+        """
+        if self.decoupled:
+            raise HarnessError(
+                f"ensemble '{self.name}' has a decoupled part, so it is decoupled: use harness.stream(...), which returns its "
+                "responses one by one"
+            )
+        given = {**(inputs or {}), **named_inputs}
+        request = Request(given, outputs, request_id, correlation_id, parameters, timeout_us, priority, flags)
+        return next(self._results(request))
+
+    def stream(
+        self,
+        inputs: Optional[Mapping[str, Any]] = None,
+        /,
+        *,
+        outputs: Optional[Sequence[str]] = None,
+        request_id: str = "",
+        correlation_id: Union[int, str] = 0,
+        parameters: Optional[Mapping[str, Any]] = None,
+        timeout_us: int = 0,
+        priority: int = 0,
+        flags: int = 0,
+        **named_inputs: Any,
+    ) -> "Iterator[Result]":
+        """Send one request and return an iterator over its responses; its ``close()`` cancels the requests to the models."""
+        given = {**(inputs or {}), **named_inputs}
+        return self._results(
+            Request(given, outputs, request_id, correlation_id, parameters, timeout_us, priority, flags)
         )
-        harness._joined, harness.name = self._table, name
-        return harness
+
+    def _results(self, request: Request) -> "Iterator[Result]":
+        table, ensemble = self._opened_table(), self._opened()
+        for response, exception in ensemble.responses(exchange_of(request, ensemble.signature)):
+            table.failures.raise_first()
+            yield Result(response, exception)
+        table.failures.raise_first()
+
+    def is_ready(self) -> Readiness:
+        """Whether all its models are ready."""
+        for part in self._opened().parts:
+            if not isinstance(part.model, FakeModel):
+                readiness: Readiness = part.model.is_ready()
+                if not readiness:
+                    return Readiness(False, f"its part '{part.model.name}' is not ready: {readiness.reason}")
+        return Readiness(True, "")
+
+    # State that a test may inspect
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether one of its models is, so that it sends any number of responses per request."""
+        return self._opened().decoupled
+
+    @property
+    def config(self) -> Dict[str, Any]:
+        """The configuration."""
+        self._opened()
+        assert self._configuration is not None
+        document: Dict[str, Any] = json.loads(json.dumps(self._configuration.document))
+        document["model_transaction_policy"] = {"decoupled": self.decoupled}
+        return document
+
+    @property
+    def models(self) -> "Dict[str, ModelHarness]":
+        """The models that run in harnesses: ``harness.models["part"].logs``."""
+        running = self._opened_table().running()
+        return {name: model for name, model in running.items() if isinstance(model, ModelHarness)}
+
+    @property
+    def metrics(self) -> MetricRegistry:
+        """The custom metrics of its models."""
+        return self._opened_table().metrics
+
+    # Calls by models and by other ensembles
+
+    def call(self, request: InferenceRequest, dispensable: AbstractSet[str] = frozenset()) -> "EnsembleReplies":
+        """Run the request of a model, or of another ensemble's step. Outputs may be missing, ``dispensable`` ones or not."""
+        del dispensable
+        ensemble = self._opened()
+        exchange = exchange_of(request_of(request, self.name), ensemble.signature)
+        return EnsembleReplies(ensemble.responses(exchange), decoupled=ensemble.decoupled)
+
+    # Inside
+
+    def _opened(self) -> Ensemble:
+        if self._ensemble is None:
+            raise HarnessError(
+                f"the harness of ensemble '{self.name}' is not open: use it as `with EnsembleHarness(...) as harness:`"
+            )
+        return self._ensemble
+
+    def _opened_table(self) -> ModelTable:
+        self._opened()
+        assert self._table is not None
+        return self._table
+
+    def _sibling(self, target: Any, name: str) -> "Optional[Union[ModelHarness, EnsembleHarness]]":
+        assert self._table is not None
+        return _sibling(self._table, target, name, **self._options)
+
+
+def _sibling(
+    table: ModelTable, target: Any, name: str, **options: Any
+) -> "Optional[Union[ModelHarness, EnsembleHarness]]":
+    """Make a harness for a directory, or return the given one, among the models of a table; None for other targets."""
+    harness: Union[ModelHarness, EnsembleHarness]
+    if isinstance(target, (ModelHarness, EnsembleHarness)):
+        if target.is_open or target._models is not None:
+            return target
+        harness = target
+    elif not isinstance(target, (str, os.PathLike)):
+        return None
+    else:
+        harness = EnsembleHarness(target, **options) if is_ensemble(target) else ModelHarness(target, **options)
+    harness._joined, harness.name = table, name
+    return harness

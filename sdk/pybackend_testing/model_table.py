@@ -51,6 +51,8 @@ class ModelTable:
         self._lock = threading.Lock()
         self._runner: Optional[CoroutineRunner] = None
         self._directories: List[str] = []
+        self._ensembles: List[str] = []
+        """The ensembles that are loading their models, the outermost first."""
 
     # Life
 
@@ -60,12 +62,35 @@ class ModelTable:
         self._entries[main.name] = _Entry(None, main, owned=False)
         for name, target in models.items():
             self._entries[name] = self._entry(name, target)
-        for name, entry in self._entries.items():
-            if entry.owned and entry.harness is not None:
-                try:
-                    entry.harness.open()
-                except HarnessError as error:
-                    raise LoadError(f"models={{'{name}': ...}}: {error}") from error
+        for name, entry in list(self._entries.items()):
+            self._load(name, entry)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a model of this name."""
+        return name in self._entries
+
+    def ensure(self, name: str, target: Target, *, by: str) -> "Union[FakeModel, RunningModel]":
+        """Return the model of a name, loaded; ``target`` is it if there is none yet. The ensemble ``by`` consists of it."""
+        self._ensembles.append(by)
+        try:
+            if name in self._ensembles:
+                circle = [*self._ensembles[self._ensembles.index(name) :], name]
+                raise LoadError(f"circular dependency between ensembles: {' -> '.join(circle)}")
+            entry = self._entries.get(name)
+            if entry is None:
+                entry = self._entries[name] = self._entry(name, target)
+            self._load(name, entry)
+            return entry.model
+        finally:
+            self._ensembles.pop()
+
+    @staticmethod
+    def _load(name: str, entry: _Entry) -> None:
+        if entry.owned and entry.harness is not None and not entry.harness.is_open:
+            try:
+                entry.harness.open()
+            except HarnessError as error:
+                raise LoadError(f"models={{'{name}': ...}}: {error}") from error
 
     def _entry(self, name: str, target: Any) -> _Entry:
         model = self._make_model(target, name)

@@ -5,7 +5,7 @@ On a request's path this module takes the place of a server's front end. Message
 
 import queue
 import warnings
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import AbstractSet, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -76,6 +76,8 @@ class Exchange:
         self.segment = 0
         """The segment that holds them."""
         self.requested = requested
+        self.dispensable: AbstractSet[str] = frozenset()
+        """The requested outputs that may be missing."""
         self.batch_size = batch_size
         self.options = options
         self.execution = 0
@@ -163,7 +165,7 @@ def request_of(request: InferenceRequest, model_name: str) -> Request:
         request.correlation_id(),
         request._parameters,
         request.timeout(),
-        0,
+        request.priority(),
         request.flags(),
     )
 

@@ -144,6 +144,8 @@ class HarnessReplies:
         self._wait_s = wait_s
         self._strict = strict
         self._received = 0
+        self.exception: Optional[BaseException] = None
+        """The exception that the model raised instead of the last response."""
 
     def receive(self) -> Tuple[Optional[InferenceResponse], bool]:
         try:
@@ -153,6 +155,7 @@ class HarnessReplies:
                 return None, True
             complete = not self._executor.decoupled
             result = checked_result(self._executor, self._exchange, arrival, strict=self._strict, complete=complete)
+            self.exception = result.exception
             return result.response, arrival.final
         except HarnessError as error:
             self._executor.failures.keep(error)
@@ -177,7 +180,7 @@ def checked_result(
         executor.signature,
         arrival.response.output_tensors(),
         arrival.unknown,
-        exchange.requested if complete else (),
+        [name for name in exchange.requested if name not in exchange.dispensable] if complete else (),
         exchange.batch_size,
     )
     if problems and strict:

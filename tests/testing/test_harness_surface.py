@@ -9,6 +9,7 @@ from pybackend_testing import HarnessError, ModelHarness
 
 NAMES = [
     "ConfigError",
+    "EnsembleHarness",
     "FinalizeError",
     "HarnessError",
     "InferenceFailed",
