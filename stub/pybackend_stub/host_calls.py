@@ -113,9 +113,7 @@ class HostCalls:
         with self._answers.lock:
             self.send(call, tail, self._answers.take())
 
-    def send(
-        self, message: FromModel, tail: "Optional[OutputTail]" = None, answers: "Optional[Unsent]" = None
-    ) -> None:
+    def send(self, message: FromModel, tail: "Optional[OutputTail]" = None, answers: "Optional[Unsent]" = None) -> None:
         """Send one message, after the input memory released since the last one.
 
         Raises:

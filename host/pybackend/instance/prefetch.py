@@ -17,6 +17,9 @@ MOST_PREFETCHED = 64
 CHECK_S = 0.001
 """How often the host checks a stub that has several executions."""
 
+CALLER_CHECK_S = 0.005
+"""How often it checks one whose model calls others: only one execution waits there, and not for long."""
+
 SLOW_NS = 5_000_000
 """An execution that runs for this long may run for ever: nothing more is sent to wait behind it."""
 
@@ -188,7 +191,11 @@ class Prefetch:
             self.is_timed = True
             self._silences = 0
             self._progress = (self._answered, self._stub.last_begun())
-            self._loop.call_later(CHECK_S, self._check, self._stub)
+            self._loop.call_later(self._check_s, self._check, self._stub)
+
+    @property
+    def _check_s(self) -> float:
+        return CALLER_CHECK_S if self._usual_calls else CHECK_S
 
     def _check(self, stub: StubSession) -> None:
         """Several executions are in the stub: if it neither answers nor begins any, the one that it runs may be slow."""
@@ -204,7 +211,7 @@ class Prefetch:
             return
         if self._silences == 1 and next(iter(self._in_flight)) < begun:
             stub.ask_for_answers()
-        self._loop.call_later(CHECK_S, self._check, stub)
+        self._loop.call_later(self._check_s, self._check, stub)
 
 
 def _average(average_ns: float, took_ns: float) -> float:
