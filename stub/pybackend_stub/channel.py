@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import Any, Deque, Dict, List, Sequence, Tuple
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
 
 from pybackend_wire.errors import ErrorCode, RemoteProtocolError
 from pybackend_wire.framing import (
@@ -33,6 +33,10 @@ _EXECUTE = int(HostMessage.EXECUTE)
 
 MOST_TEXT = 1024 * 1024
 """Most characters of a log line, or of all errors of an execution together: frames are bounded."""
+
+
+Unsent = Tuple["Sequence[Tuple[Any, ...]]", "Sequence[Any]"]
+"""The encoded messages and the tail of a frame."""
 
 
 class HostGone(Exception):
@@ -123,14 +127,22 @@ class HostChannel:
         """Write one message as a frame; see :meth:`send`."""
         self.send([encoded(message)], tail)
 
-    def send(self, messages: "Sequence[Tuple[Any, ...]]", tail: "Sequence[Any]" = ()) -> None:
+    def send(
+        self, messages: "Sequence[Tuple[Any, ...]]", tail: "Sequence[Any]" = (), before: "Optional[Unsent]" = None
+    ) -> None:
         """Write encoded messages as a frame; waits while the host's end is full.
+
+        Args:
+            before: the content of a frame to write just before, so that the host wakes up once for both.
 
         Raises:
             HostGone: the host closed the socket; :meth:`receive` notices that too.
+            LocalProtocolError: the messages are too long; nothing was written.
         """
         with self._write_lock:
             data = encode_frame(self._codec, messages, tail)
+            if before is not None:
+                data = encode_frame(self._codec, *before) + data
             try:
                 self._socket.sendall(data)
             except OSError:  # the host is gone, or this is a fork that closed its copy of the socket

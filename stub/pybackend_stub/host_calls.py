@@ -8,9 +8,10 @@ from typing import Any, Callable, Dict, List, Optional, Union
 from pybackend_sdk.error import TritonModelException, printable
 from pybackend_sdk.metrics import metric_failure
 from pybackend_sdk.tensor import Tensor
-from pybackend_stub.channel import HostChannel, HostGone
+from pybackend_stub.channel import HostChannel, HostGone, Unsent
 from pybackend_stub.memory import StubMemory
 from pybackend_stub.receiver import Receiver, Waiter
+from pybackend_stub.results import AnswerQueue
 from pybackend_stub.tensor_io import OutputMemoryExhausted, OutputTail, OutputWriter
 from pybackend_wire.errors import ErrorCode, LocalProtocolError
 from pybackend_wire.framing import MAX_METADATA_BYTES
@@ -64,8 +65,9 @@ class _Question(Waiter):
 class HostCalls:
     """Sends questions from any thread."""
 
-    def __init__(self, channel: HostChannel, receiver: Receiver, memory: StubMemory) -> None:
+    def __init__(self, channel: HostChannel, receiver: Receiver, memory: StubMemory, answers: AnswerQueue) -> None:
         self._channel = channel
+        self._answers = answers
         self._receiver = receiver
         self._memory = memory
         self._numbers = count(1)
@@ -106,7 +108,12 @@ class HostCalls:
     def close(self, number: int) -> None:
         self._open.pop(number, None)
 
-    def send(self, message: FromModel, tail: "Optional[OutputTail]" = None) -> None:
+    def call(self, call: Call, tail: OutputTail) -> None:
+        """Send a call just after the answers that wait: the calling model may wait for long. See :meth:`send`."""
+        with self._answers.lock:
+            self.send(call, tail, self._answers.take())
+
+    def send(self, message: FromModel, tail: "Optional[OutputTail]" = None, answers: "Optional[Unsent]" = None) -> None:
         """Send one message, after the input memory released since the last one.
 
         Raises:
@@ -119,8 +126,10 @@ class HostCalls:
         freed: List[Any] = [encoded(FreeInput(released))] if released else []
         try:
             try:
-                self._channel.send([*freed, encoded(message)], () if tail is None else tail.take())
+                self._channel.send([*freed, encoded(message)], () if tail is None else tail.take(), answers)
             except LocalProtocolError:
+                if answers is not None:
+                    self._channel.send(*answers)
                 if freed:
                     self._channel.send(freed)
                 raise MessageTooLong(

@@ -153,7 +153,7 @@ class ModelInstance:
         self._regions.maps = plan.maps_regions
         self.writer = writer = OutputWriter(channel, receiver, memory, self._regions, name)
         runtime.outputs = writer
-        self._calls = calls = HostCalls(channel, receiver, memory)
+        self._calls = calls = HostCalls(channel, receiver, memory, self.answers)
         runtime.metrics = StubMetrics(calls, name)
         runtime.control = ModelControl(calls, writer, name)
         self.model = self._model_class()
@@ -263,9 +263,10 @@ class ModelInstance:
             self._channel.say(Readiness(ready, shortened(reason, MOST_TEXT)))
 
     def _before_call(self) -> None:
-        """Before a model waits for another one, send finished answers and hand back executions that have not begun."""
-        self.answers.flush()
-        self.receiver.return_work()
+        """Before a model waits for another one, hand back executions that have not begun, after finished answers."""
+        if self.receiver.work:
+            self.answers.flush()
+            self.receiver.return_work()
 
     def _current_execution(self) -> int:
         """The execution that the calling thread works for, 0 for threads that the model started."""

@@ -194,7 +194,7 @@ class ModelCalls:
         )
         try:
             self._before_call()
-            self._calls.send(call, tail)
+            self._calls.call(call, tail)
         except BaseException as error:
             self._calls.close(number)
             self._writer.free(places)

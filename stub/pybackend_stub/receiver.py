@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, Callable, Deque, List, Optional, Set, Tuple
 
 from pybackend_stub.channel import HostChannel, HostGone
-from pybackend_wire.host_messages import Finalize, FromHost, Initialize, Join, Load
+from pybackend_wire.host_messages import Finalize, FromHost, Initialize, Join, Load, Reply
 from pybackend_wire.messages import NUDGE, NUDGE_TO_ANSWER
 
 
@@ -279,8 +279,12 @@ class Receiver:
             for message in messages:
                 if type(message) is list or isinstance(message, _WORK):
                     work.append((message, tail))
-                else:
-                    self._handle(message, tail)
+                    continue
+                if work and type(message) is Reply and message.final and not self.is_idle:
+                    # The main thread goes on with this answer. It may call again at once, and hand back what follows.
+                    self._accept(work, goes_on=True)
+                    work = []
+                self._handle(message, tail)
             if work:
                 self._accept(work)
         except HostGone:
@@ -293,11 +297,15 @@ class Receiver:
             self.on_broken()
             raise HostGone from None
 
-    def _accept(self, work: "List[Work]") -> None:
-        """Queue a frame's work for the main thread; executions that would have to wait for another one go back."""
+    def _accept(self, work: "List[Work]", goes_on: bool = False) -> None:
+        """Queue a frame's work for the main thread; executions that would have to wait for another one go back.
+
+        Args:
+            goes_on: the one that runs is about to go on with an answer that it waits for, and soon done.
+        """
         handed_back: List[int] = []
         with self._guard:
-            while len(handed_back) < len(work) and self._must_return(work[len(handed_back)][0]):
+            while len(handed_back) < len(work) and self._must_return(work[len(handed_back)][0], goes_on):
                 handed_back.append(self._last_returned)
             if len(handed_back) < len(work):
                 self.work.extend(work[len(handed_back) :])
@@ -305,12 +313,12 @@ class Receiver:
         if handed_back:
             self._hand_back(handed_back)
 
-    def _must_return(self, message: Any) -> bool:
+    def _must_return(self, message: Any, goes_on: bool) -> bool:
         """Whether an execution must go back; the one behind another that need not go back need not either."""
         if type(message) is not list or not self.hands_back:
             return False
         # One was sent before the host knew what was handed back, and must not overtake that.
-        if self.is_idle and message[1] != self._last_returned + 1:
+        if (self.is_idle or goes_on) and message[1] != self._last_returned + 1:
             return False
         self._last_returned = message[1]
         return True

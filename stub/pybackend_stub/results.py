@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 from pybackend_sdk.execution import prune
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.tensor import Tensor
-from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
+from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, Unsent, shortened
 from pybackend_stub.client_memory import RegionError
 from pybackend_stub.tensor_io import OutputMemoryExhausted, OutputTail, OutputWriter, PlacedOutputs
 from pybackend_wire.errors import ErrorCode
@@ -195,6 +195,13 @@ class AnswerQueue:
     def flush(self) -> None:
         """Send the collected answers in one frame."""
         with self.lock:
-            if self._messages:
-                messages, self._messages = self._messages, []
-                self._channel.send(messages, self.tail.take())
+            unsent = self.take()
+            if unsent is not None:
+                self._channel.send(*unsent)
+
+    def take(self) -> "Optional[Unsent]":
+        """Return the frame of the collected answers, which the caller sends; it holds :attr:`lock` until then."""
+        if not self._messages:
+            return None
+        messages, self._messages = self._messages, []
+        return messages, self.tail.take()

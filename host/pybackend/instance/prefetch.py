@@ -17,6 +17,9 @@ MOST_PREFETCHED = 64
 CHECK_S = 0.001
 """How often the host checks a stub that has several executions."""
 
+CALLER_CHECK_S = 0.005
+"""How often it checks one whose model calls others: only one execution waits there, and not for long."""
+
 SLOW_NS = 5_000_000
 """An execution that runs for this long may run for ever: nothing more is sent to wait behind it."""
 
@@ -46,6 +49,9 @@ class Prefetch:
     Work leaves in two frames at most: one that the stub executes, and one that waits in its socket. Requests that arrive meanwhile
     leave in one frame when the first is answered. So frames grow with the load, and the stub need not wait for the host.
 
+    A model that calls others gets nothing ahead while a call may come: it would have to hand that back. With the answer to the last
+    call, as it usually makes them, the next execution travels along.
+
     Args:
         in_flight: the executions that the stub was sent and has not returned from, by number, oldest first.
     """
@@ -71,11 +77,15 @@ class Prefetch:
         self._last_answer_ns = 0
         self._progress = (0, 0)
         self._silences = 0
+        self._calls = self._replies = 0  # to other models, of the oldest execution
+        self._usual_calls = 0  # of the latest one that has ended
+        self._replied_ns = 0  # when all its calls so far were answered
+        self._ending_ns = 0.0  # how long an execution usually lasts from then on
         self._loop = asyncio.get_running_loop()
 
     def begin(self, concurrency: int, stub: StubSession) -> None:
         self._concurrency, self._stub = concurrency, stub
-        self._answered = self.handed_back = 0
+        self._answered = self.handed_back = self._calls = self._replies = 0
         self.rests = False
 
     def end(self) -> None:
@@ -91,7 +101,11 @@ class Prefetch:
         if not self.usual_ns or self.handed_back or self._concurrency > 1:
             return 0
         in_flight = self._in_flight
-        capacity = min(MOST_PREFETCHED, int(PREFETCH_NS / self.usual_ns)) - len(in_flight)
+        if self._usual_calls:
+            most = 2 if self._is_ending else 0
+        else:
+            most = min(MOST_PREFETCHED, int(PREFETCH_NS / self.usual_ns))
+        capacity = most - len(in_flight)
         if capacity <= 0:
             return 0
         if not in_flight:
@@ -107,6 +121,25 @@ class Prefetch:
         if now_ns < self._paused_until_ns or now_ns - self.busy_since_ns() >= SLOW_NS:
             return 0
         return capacity
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether the oldest execution has had the answers to as many calls as it usually makes, and ends soon."""
+        return self._replies == self._calls == self._usual_calls and self._ending_ns <= PREFETCH_NS
+
+    def on_call(self, number: int) -> None:
+        """An execution calls another model."""
+        if number in self._in_flight and number == next(iter(self._in_flight)):
+            self._calls += 1
+
+    def on_reply(self, number: int) -> None:
+        """A call of an execution is about to be answered for the last time."""
+        if self._calls and number in self._in_flight and number == next(iter(self._in_flight)):
+            self._replies += 1
+            if self._replies == self._calls:
+                self._replied_ns = self._clock_ns()
+                if self._is_ending and self.capacity():
+                    self._owner.on_available()
 
     def busy_since_ns(self) -> int:
         """When the oldest running execution can have begun."""
@@ -124,10 +157,10 @@ class Prefetch:
         self._last_answer_ns = now_ns
         if execution.ahead and self._caution:
             self._caution -= 1
-        average_ns = self.usual_ns
-        if average_ns and took_ns > MOST_GROWTH * average_ns:
-            took_ns = MOST_GROWTH * average_ns
-        self.usual_ns = average_ns + 0.2 * (took_ns - average_ns) if average_ns else float(max(1, took_ns))
+        self.usual_ns = _average(self.usual_ns, took_ns)
+        if self._calls and self._replies == self._calls:
+            self._ending_ns = _average(self._ending_ns, min(took_ns, now_ns - self._replied_ns))
+        self._usual_calls, self._calls, self._replies = self._calls, 0, 0
 
     def on_handed_back(self) -> None:
         self.handed_back += 1
@@ -158,7 +191,11 @@ class Prefetch:
             self.is_timed = True
             self._silences = 0
             self._progress = (self._answered, self._stub.last_begun())
-            self._loop.call_later(CHECK_S, self._check, self._stub)
+            self._loop.call_later(self._check_s, self._check, self._stub)
+
+    @property
+    def _check_s(self) -> float:
+        return CALLER_CHECK_S if self._usual_calls else CHECK_S
 
     def _check(self, stub: StubSession) -> None:
         """Several executions are in the stub: if it neither answers nor begins any, the one that it runs may be slow."""
@@ -174,4 +211,11 @@ class Prefetch:
             return
         if self._silences == 1 and next(iter(self._in_flight)) < begun:
             stub.process.nudge(NUDGE_TO_ANSWER)  # those that it has kept while the execution runs
-        self._loop.call_later(CHECK_S, self._check, stub)
+        self._loop.call_later(self._check_s, self._check, stub)
+
+
+def _average(average_ns: float, took_ns: float) -> float:
+    """A moving average with one more value; 0 stands for none."""
+    if not average_ns:
+        return float(max(1, took_ns))
+    return average_ns + 0.2 * (min(took_ns, MOST_GROWTH * average_ns) - average_ns)

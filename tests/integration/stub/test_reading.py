@@ -22,10 +22,11 @@ class TritonPythonModel:
                 getattr(self, name)(argument, request)
         return [pb_utils.InferenceResponse([]) for _ in requests]
 
-    def call(self, name, request):
-        response = run_model(name)
-        if response.has_error():
-            raise ValueError(response.error().message())
+    def call(self, names, request):
+        for name in names.split():
+            response = run_model(name)
+            if response.has_error():
+                raise ValueError(response.error().message())
 
     def sleep(self, seconds, request):
         time.sleep(float(seconds))
@@ -78,6 +79,31 @@ def test_work_that_arrives_together_is_handed_back_before_a_call(host):
     assert stub.wait_for(RESULT)[1] == 1
     stub.say(execute(2), execute(3))
     assert [stub.wait_for(RESULT)[1] for _ in range(2)] == [2, 3]
+
+
+def test_work_that_comes_with_the_answer_to_a_call_is_kept(host):
+    stub = host(MODEL)
+    stub.say(execute(1, request("call other")))
+    for number in range(2, 5):
+        call = stub.hear()
+        assert call[0] == CALL
+        stub.say(execute(number, request("call other")), reply(call))
+        assert stub.hear()[:2] == [RESULT, number - 1]
+
+
+def test_work_that_comes_with_the_answer_to_a_call_is_handed_back_before_another_call(host):
+    stub = host(MODEL)
+    stub.say(execute(1, request("call other another")))
+    call = stub.hear()
+    stub.say(execute(2), reply(call))
+    assert stub.hear() == [HANDED_BACK, [2]]
+    call = stub.hear()
+    assert call[0] == CALL
+    stub.say(execute(3), reply(call))  # it was sent before the host knew
+    assert stub.hear() == [HANDED_BACK, [3]]
+    assert stub.hear()[:2] == [RESULT, 1]
+    stub.say(execute(5))
+    assert stub.hear()[:2] == [RESULT, 5]
 
 
 def test_answers_leave_before_a_call(host):

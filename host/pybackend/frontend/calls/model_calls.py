@@ -233,6 +233,8 @@ class ModelCalls:
         call.nbytes = nbytes
         if message.held and message.execution:
             call.hold()
+        if message.execution:
+            caller.instance.executor.executions.prefetch.on_call(message.execution)
         outbox.open[message.call] = call
         outbox.unsent.append(call)
         if outbox.sending is None:
@@ -454,6 +456,8 @@ class ModelCalls:
 
     def _reply(self, call: OpenCall, result: tuple[Any, ...] | None, *, final: bool) -> None:
         caller = call.caller
+        if final and call.message.execution:  # first: what it sends ahead leaves in the same frame
+            caller.instance.executor.executions.prefetch.on_reply(call.message.execution)
         caller.reply(call.message.call, final=final, result=result)
         if final:
             error = result[0] if result is not None else None

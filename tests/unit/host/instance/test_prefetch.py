@@ -57,9 +57,10 @@ class Instance:
         self.prefetch = Prefetch(self.in_flight, self, lambda: self.now_ns)
         self.prefetch.begin(1, self.stub)
         self.number = ATTENDED_FROM - 1
+        self.dispatched = 0
 
     def on_available(self):
-        pass
+        self.dispatched += 1
 
     def has_idle_instance(self):
         return self.others_are_idle
@@ -93,6 +94,20 @@ class Instance:
             while self.prefetch.is_timed:  # noqa: ASYNC110  it ends with a timer of its own
                 await asyncio.sleep(0.001)
 
+    def call(self, *, count=1):
+        """The oldest execution calls others, which answer."""
+        number = next(iter(self.in_flight))
+        for _ in range(count):
+            self.prefetch.on_call(number)
+            self.prefetch.on_reply(number)
+
+    def serve_calls(self, count=1, ending_ns=SHORT_NS):
+        self.send()
+        self.leave()
+        self.call(count=count)
+        self.now_ns += ending_ns
+        self.answer(took_ns=2 * ending_ns)
+
     def serve_ahead(self):
         self.send(2, watch=False)
         self.leave()
@@ -124,6 +139,61 @@ def test_as_much_is_sent_ahead_as_fits_into_a_millisecond(took_ns):
     async def check(instance):
         instance.serve_alone(took_ns=took_ns)
         assert instance.prefetch.capacity() == PREFETCH_NS // took_ns
+
+    run(check)
+
+
+def test_one_is_sent_ahead_with_the_answer_to_the_last_call():
+    async def check(instance):
+        instance.serve_calls(count=2)
+        instance.send()
+        instance.leave()
+        assert instance.prefetch.capacity() == 0
+        instance.call()
+        assert (instance.prefetch.capacity(), instance.dispatched) == (0, 0)
+        instance.call()
+        assert (instance.prefetch.capacity(), instance.dispatched) == (1, 1)
+        instance.send()
+        assert instance.prefetch.capacity() == 0
+        instance.answer()
+        assert instance.prefetch.capacity() == 0  # it has not called yet
+        instance.call(count=2)
+        assert (instance.prefetch.capacity(), instance.dispatched) == (1, 2)
+
+    run(check)
+
+
+def test_nothing_is_sent_ahead_while_a_call_is_open_or_after_more_calls_than_usual():
+    async def check(instance):
+        instance.serve_calls()
+        instance.send()
+        instance.leave()
+        number = instance.number
+        instance.prefetch.on_call(number)
+        instance.prefetch.on_call(number)
+        instance.prefetch.on_reply(number)
+        instance.prefetch.on_reply(number)
+        assert (instance.prefetch.capacity(), instance.dispatched) == (0, 0)
+
+    run(check)
+
+
+def test_nothing_is_sent_ahead_to_a_model_that_lasts_after_its_calls():
+    async def check(instance):
+        instance.serve_calls(ending_ns=5_000_000)
+        instance.send()
+        instance.leave()
+        instance.call()
+        assert (instance.prefetch.capacity(), instance.dispatched) == (0, 0)
+
+    run(check)
+
+
+def test_a_model_that_does_not_call_any_more_gets_work_ahead_as_others():
+    async def check(instance):
+        instance.serve_calls()
+        instance.serve_alone()
+        assert instance.prefetch.capacity() > 1
 
     run(check)
 
