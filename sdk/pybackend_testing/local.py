@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Deque, Dict, Iterator, Optional, Sequence, Tuple
 
 from pybackend_sdk.logger import Logger
-from pybackend_stub.channel import HostChannel
+from pybackend_stub.channel import HostChannel, Unsent
 from pybackend_stub.error_log import ErrorLog
 from pybackend_stub.instance import ModelInstance
 from pybackend_stub.memory import StubMemory
@@ -46,7 +46,11 @@ class _Channel(HostChannel):
     def say(self, message: FromStub, tail: "Sequence[Any]" = ()) -> None:
         self._host.on_message(message, b"".join(tail))
 
-    def send(self, messages: "Sequence[Tuple[Any, ...]]", tail: "Sequence[Any]" = ()) -> None:
+    def send(
+        self, messages: "Sequence[Tuple[Any, ...]]", tail: "Sequence[Any]" = (), before: "Optional[Unsent]" = None
+    ) -> None:
+        if before is not None:
+            self.send(*before)
         whole = b"".join(tail)
         for kind, *fields in messages:
             self._host.on_message(STUB_MESSAGES[kind](*fields), whole)

@@ -13,7 +13,7 @@ import pybackend_http2 as http2
 from pybackend.cli.own_process import GC_THRESHOLD
 from pybackend.frontend import flow, listener
 from pybackend.frontend.calls import model_calls, open_bytes
-from pybackend.frontend.http import connection, fast_path, infer_body, request_reader
+from pybackend.frontend.http import connection, infer_body, request_reader
 from pybackend.inference import tensor
 from pybackend.instance import model_instance as backoff
 from pybackend.instance import prefetch, services, session, settings
@@ -21,7 +21,7 @@ from pybackend.ipc import channel, stub_messages
 from pybackend.model.ensemble import run as ensemble_run
 from pybackend.modelconfig import options
 from pybackend.observability import custom_metrics
-from pybackend.protocol import infer_plan, plan_cache
+from pybackend.protocol import infer_plan
 from pybackend.protocol.json import large_request
 from pybackend.protocol.json import outline as json_outline
 from pybackend.protocol.json import pieces as json_pieces
@@ -40,14 +40,6 @@ def test_the_map_leads_to_every_page_of_the_manual():
 @pytest.mark.parametrize(
     ("page", "sentence"),
     [
-        (
-            "hot-path",
-            f"up to {fast_path.LARGEST_HEAD_BYTES // 1024} KB; {fast_path.MOST_HEADS:,} of them",
-        ),
-        (
-            "hot-path",
-            f"up to {plan_cache.LARGEST_PREAMBLE_BYTES // 1024} KB; {plan_cache.MOST_PLANS} for each model version",
-        ),
         ("hot-path", f"Bodies up to {infer_body.SMALL_BODY_BYTES // 1024} KB are collected"),
         ("hot-path", f"waits, up to {connection.MAX_WAITING_BYTES // 1024} KB, and then reading pauses"),
         ("hot-path", f"Tensors up to {messages.INLINE_BYTES // 1024} KB"),

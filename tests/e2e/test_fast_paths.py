@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import hpack
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
@@ -564,6 +565,7 @@ def traces_of(directory: Any) -> Counter[str]:
     return found
 
 
+@pytest.mark.hypothesis
 def test_servers_with_and_without_memory_cannot_be_told_apart(tmp_path):
     repository = tmp_path / "models"
     for version, number in ((1, 1), (2, 10)):

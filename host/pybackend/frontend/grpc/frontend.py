@@ -15,11 +15,12 @@ from pybackend.frontend.request_log import RequestLog
 from pybackend.protocol.grpc.layouts import MessageLayout, MessageLayouts
 from pybackend.protocol.grpc.message import InferMessage, split_message
 from pybackend.protocol.grpc.request import decode_in_steps, decode_message, plan_arriving
-from pybackend.protocol.grpc.response import message_headers
+from pybackend.protocol.grpc.response import LONGEST_HEADER_BYTES, MOST_HEADERS, MessageHeaders
 from pybackend.protocol.infer_plan import InferPlan
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
 from pybackend.protocol.steps import Steps
+from pybackend.recurring import Recurring
 from pybackend.settings import GrpcSettings, KeepaliveSettings
 from pybackend_http2 import Config, PingRules
 
@@ -41,7 +42,7 @@ class Memory:
     def __init__(self) -> None:
         self.layouts = MessageLayouts()
         self.plans = PlanCaches()
-        self.headers = message_headers()
+        self.headers: MessageHeaders = Recurring(MOST_HEADERS, LONGEST_HEADER_BYTES)
 
 
 def _config(keepalive: KeepaliveSettings, policy: CallPolicy | None, *, remembers_heads: bool) -> Config:

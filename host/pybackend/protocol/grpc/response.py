@@ -127,11 +127,6 @@ MessageHeaders = Recurring[tuple[Any, ...], MessageHeader]
 """Those of earlier responses, by :func:`layout_of` of their outputs."""
 
 
-def message_headers() -> MessageHeaders:
-    """An empty memory of headers."""
-    return Recurring(MOST_HEADERS, LONGEST_HEADER_BYTES)
-
-
 def layout_of(response: InferenceResponse, outputs: Sequence[OutputTensor]) -> tuple[Any, ...]:
     """What the header of a response depends on: the names of model and version, and name, datatype, shape and size of each output."""
     return (

@@ -28,7 +28,8 @@ from pybackend.protocol.json.infer_document import (
 )
 from pybackend.protocol.json.infer_request import parse_infer
 from pybackend.protocol.json.outline import CutTensors, Outline, check_skeleton, outline_in_steps
-from pybackend.protocol.json.slices import SLICE_BYTES, outside_texts, unescaped_end
+from pybackend.protocol.json.scan import scan
+from pybackend.protocol.json.slices import SLICE_BYTES
 from pybackend.protocol.json.tensor import decode_list, encode_values, opening_depth
 from pybackend.protocol.limits import BodyLimits
 from pybackend_wire.dtypes import ITEMSIZE
@@ -167,33 +168,24 @@ class SlicedData:
 
     def _cut_in_steps(self, begin: int) -> Generator[None, None, tuple[int, int]]:
         """The place of a comma between two elements, or the end; and the depth there."""
-        at, in_text, depth = begin, 0, self._depth
-        while True:
-            stop = min(unescaped_end(self._text, at, at + SLICE_BYTES), self._end)
-            part = bytes(self._text[at:stop])
-            if self._datatype == "BYTES":
-                octets, in_text = outside_texts(part, in_text)
-            else:
-                octets = np.frombuffer(part, np.uint8)
-            cut = stop
-            if stop < self._end:
-                commas = np.flatnonzero(octets == ord(","))
-                if len(commas):
-                    cut = at + int(commas[-1])
-                    octets = octets[: commas[-1]]
-            opens, closes = octets == ord("["), octets == ord("]")
+        depth = self._depth
+        for part in scan(self._text, begin, self._end, SLICE_BYTES, depth):
+            is_last = part.end == self._end
+            comma = -1 if is_last else part.plain.rfind(b",")
+            count, depth = part.before(len(part.plain) if comma < 0 else comma)
             if self._expected is None:
-                depths = depth + np.cumsum(opens.view(np.int8) - closes.view(np.int8), dtype=np.int64)
-                self._opened += np.bincount(np.clip(depths[opens], 0, _MOST_DEPTH - 1), minlength=_MOST_DEPTH)
-            depth += int(np.count_nonzero(opens) - np.count_nonzero(closes))
-            if cut < stop or stop == self._end:
-                return cut, depth
-            if self._datatype != "BYTES" and stop - begin >= LONGEST_NUMBER_BYTES:
+                opened = part.depths[:count][part.opens[:count]]
+                self._opened += np.bincount(np.clip(opened, 0, _MOST_DEPTH - 1), minlength=_MOST_DEPTH)
+            if comma >= 0:
+                return part.begin + comma, depth
+            if is_last:
+                break
+            if self._datatype != "BYTES" and part.end - begin >= LONGEST_NUMBER_BYTES:
                 raise invalid(
                     f"input '{self._name}' has a value of {LONGEST_NUMBER_BYTES} bytes or more, and numbers never take so much"
                 )
-            at = stop  # within one long text
-            yield
+            yield  # within one long text
+        return self._end, depth
 
     def _encode(self, begin: int, end: int, depth: int) -> tuple[int, bytes]:
         """How many elements a slice has, and their wire bytes."""

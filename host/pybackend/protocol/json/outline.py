@@ -16,7 +16,7 @@ import numpy as np
 from pybackend.errors import invalid
 from pybackend.inference.tensor import InputTensor
 from pybackend.protocol.json.document import MAX_NESTING, NESTING_TEXT
-from pybackend.protocol.json.slices import unescaped_end
+from pybackend.protocol.json.scan import Slice, scan
 
 LARGEST_SKELETON_BYTES = 1024 * 1024
 SLICE_BYTES = 256 * 1024
@@ -40,8 +40,6 @@ INFER = Form(4, re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*\Z'), LARGEST_SKELETON_
 
 _LONGEST_KEY_BYTES = 64
 _TOKEN_BITS = 63
-_OPENING, _CLOSING = 0x7B, 0x7D
-"""Brackets and braces with bit 5 set, which makes brackets and braces equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,46 +52,37 @@ class Outline:
     # where in the skeleton each of them is left out, and by how many bytes what follows is shifted
     places: list[tuple[int, int]]
 
+    def around(self, document: bytes) -> list[bytes]:
+        """The text before, between and behind the arrays of data."""
+        begins, ends = zip(*self.spans, strict=True) if self.spans else ((), ())
+        return [document[begin:end] for begin, end in zip((0, *ends), (*begins, len(document)), strict=True)]
+
     def offset(self, place: int) -> int:
         """Map a position in the skeleton to the document."""
         return place + sum(shift for at, shift in self.places if at < place)
 
 
 class _Outliner:
-    """Scans a document slice by slice."""
+    """Finds the arrays of data slice by slice."""
 
     def __init__(self, text: bytes | bytearray, form: Form) -> None:
         self._text = text
         self._form = form
         self._token = secrets.randbits(_TOKEN_BITS)
-        self._depth = 0
-        self._in_string = 0
         self._copied = 0
         self._data_begin = -1
         self._skeleton = bytearray()
         self._spans: list[tuple[int, int]] = []
         self._places: list[tuple[int, int]] = []
 
-    def follow(self, begin: int, end: int) -> None:
-        """Scan the next slice, which must not end within an escape."""
-        # Same length, without escaped quotes.
-        plain = self._text[begin:end].replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
-        octets = np.frombuffer(plain, np.uint8)
-        folded = octets | 0x20
-        places = np.flatnonzero((folded == _OPENING) | (folded == _CLOSING))
-        quotes = np.flatnonzero(octets == ord('"'))
-        if self._in_string or len(quotes):
-            places = places[(np.searchsorted(quotes, places) + self._in_string) & 1 == 0]
-            self._in_string = (self._in_string + len(quotes)) & 1
-        if len(places):
-            opens = folded[places] == _OPENING
-            depths = self._depth + np.cumsum(np.where(opens, 1, -1))
-            self._depth = int(depths[-1])
-            borders = np.flatnonzero(np.where(opens, depths, depths + 1) == self._form.depth)
-            for place, is_open in zip(places[borders].tolist(), opens[borders].tolist(), strict=True):
-                self._border(begin + place, is_open=is_open)
-            self._check_nesting(int(depths.max()))
-        outside = 0 if self._data_begin >= 0 else end - self._copied
+    def follow(self, part: Slice) -> None:
+        """Look at the next slice."""
+        if len(part.brackets):
+            borders = np.flatnonzero(np.where(part.opens, part.depths, part.depths + 1) == self._form.depth)
+            for place, is_open in zip(part.brackets[borders].tolist(), part.opens[borders].tolist(), strict=True):
+                self._border(part.begin + place, is_open=is_open)
+            self._check_nesting(int(part.depths.max()))
+        outside = 0 if self._data_begin >= 0 else part.end - self._copied
         check_skeleton(len(self._skeleton) + outside, self._form.skeleton_bytes)
 
     def outline(self) -> Outline:
@@ -137,11 +126,9 @@ def check_skeleton(nbytes: int, most_bytes: int = LARGEST_SKELETON_BYTES) -> Non
 
 def outline_in_steps(text: bytes | bytearray, form: Form = INFER) -> Generator[None, None, Outline]:
     """Split a document; each step takes about a millisecond. It need not be valid JSON: the parsers of its parts check."""
-    outliner, begin, size = _Outliner(text, form), 0, len(text)
-    while begin < size:
-        end = min(unescaped_end(text, begin, begin + SLICE_BYTES), size)
-        outliner.follow(begin, end)
-        begin = end
+    outliner = _Outliner(text, form)
+    for part in scan(text, 0, len(text), SLICE_BYTES):
+        outliner.follow(part)
         yield
     return outliner.outline()
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from pybackend.errors import InferenceError, invalid
+from pybackend.protocol.json.scan import scan
 from pybackend.protocol.steps import Steps
 
 SLICE_BYTES = 64 * 1024
@@ -29,22 +29,6 @@ _PLACE = re.compile(r"\(byte (\d+)\)")
 _CLOSING = {b"[": b"]", b"{": b"}"}
 
 
-def unescaped_end(text: bytes | bytearray, begin: int, end: int) -> int:
-    """The end of a part, or one more if an escape would be cut there. ``begin`` is within none."""
-    part = text[begin:end]
-    return end + (len(part) - len(part.rstrip(b"\\"))) % 2
-
-
-def outside_texts(part: bytes, in_text: int) -> tuple[npt.NDArray[np.uint8], int]:
-    """The octets of a part, zeros for those of texts but for the quote at the end of each.
-
-    ``in_text`` is 1 if the part begins within a text, else 0; the same is returned for its end.
-    """
-    octets = np.frombuffer(part.replace(b"\\\\", b"  ").replace(b'\\"', b"  "), np.uint8)
-    inside = (np.cumsum(octets == ord('"'), dtype=np.uint8) + in_text) & 1
-    return np.where(inside, 0, octets), int(inside[-1]) if len(inside) else in_text
-
-
 @dataclass(slots=True)
 class Weight:
     """What decides how long a parser takes for a document: texts may be long, but there must not be many."""
@@ -57,15 +41,12 @@ class Weight:
 
 def weights(text: bytes) -> Iterator[Weight]:
     """The weight of a document up to the end of each slice; it need not be valid."""
-    weight, begin, in_text = Weight(), 0, 0
-    while begin < len(text):
-        end = min(unescaped_end(text, begin, begin + SLICE_BYTES), len(text))
-        octets, in_text = outside_texts(text[begin:end], in_text)
-        weight.members += int(np.count_nonzero(octets == ord(":")))
-        weight.containers += int(np.count_nonzero(octets == ord("[")) + np.count_nonzero(octets == ord("{")))
-        weight.texts += int(np.count_nonzero(octets == ord('"')))
-        weight.plain_bytes += int(np.count_nonzero(octets))
-        begin = end
+    weight = Weight()
+    for part in scan(text, 0, len(text), SLICE_BYTES):
+        weight.members += part.plain.count(b":")
+        weight.containers += int(np.count_nonzero(part.opens))
+        weight.texts += part.plain.count(b'"')
+        weight.plain_bytes += len(part.plain) - part.plain.count(b"\0")
         yield weight
 
 
@@ -124,23 +105,17 @@ def _parts(text: bytes, begin: int, end: int) -> Iterator[tuple[int, int] | None
 
     A part has several members, or one that may be longer than a slice.
     """
-    first, at, depth, in_text = begin + 1, begin, 0, 0
-    while at < end:
-        stop = min(unescaped_end(text, at, at + SLICE_BYTES), end)
-        octets, in_text = outside_texts(text[at:stop], in_text)
-        folded = octets | 0x20  # makes brackets and braces equal
-        depths = depth + np.cumsum(
-            (folded == ord("{")).view(np.int8) - (folded == ord("}")).view(np.int8), dtype=np.int32
-        )
-        ended = np.flatnonzero(depths <= 0)
-        if len(ended) and at + int(ended[0]) < end - 1:
-            raise _malformed(at + int(ended[0]))
-        commas = np.flatnonzero((octets == ord(",")) & (depths == 1))
-        for comma in sorted({*commas[:1].tolist(), *commas[-1:].tolist()}):
-            yield first, at + comma
-            first = at + comma + 1
+    first = begin + 1
+    if _end_of(_SPACES, text, first) == end - 1:
+        return  # nothing but spaces
+    for part in scan(text, begin, end, SLICE_BYTES):
+        ended = part.brackets[part.depths <= 0]
+        if len(ended) and part.begin + int(ended[0]) < end - 1:
+            raise _malformed(part.begin + int(ended[0]))
+        for comma in part.commas_at(1):
+            yield first, part.begin + comma
+            first = part.begin + comma + 1
         yield None
-        at, depth = stop, int(depths[-1])
     yield first, end - 1
 
 

@@ -34,7 +34,7 @@ MOST_STARTS, MOST_WITH_ONE_START = 256, 8
 MOST_SKIPPED = 1024
 """After failures to make a template, up to this many other documents are not tried: some clients send only text."""
 
-_DATA = b'"data":'
+_DATA, _DATA_BYTES = b'"data":', 7
 
 ID_AT_START = re.compile(rb'\{"id": ?"([ !#-\[\]-~]{1,128})", ?(?=")')
 """The id, of printable ASCII without escapes; the match ends before the next key."""
@@ -96,7 +96,7 @@ class JsonTemplates:
 
     def filled(self, document: bytes) -> InferPlan | None:
         """The plan of a document, completely checked; None if no template fits, or the document is unusual or invalid."""
-        begin = document.find(_DATA) + 7
+        begin = document.find(_DATA) + _DATA_BYTES
         start, request_id = document[:begin], ""
         templates = self._templates.get(start)
         if templates is None:
@@ -127,7 +127,7 @@ class JsonTemplates:
         match = ID_AT_START.match(document) if request.id else None
         if ANY_ID.search(document) if match is None else SECOND_ID.search(document, match.end()):
             return
-        end = document.find(_DATA) + len(_DATA)
+        end = document.find(_DATA) + _DATA_BYTES
         start = document[:end] if match is None else b"{" + document[match.end() : end]
         if end > LARGEST_TEMPLATE_BYTES:
             return
@@ -154,7 +154,8 @@ def _template_of(
 
     The parser itself says which array belongs to which input: it reads the document again with others in their places.
     """
-    outline = at_once(outline_in_steps(bytearray(document)))
+    outline = at_once(outline_in_steps(document))
+    start, *others = outline.around(document)
     cut_tensors = CutTensors(outline)
     try:
         outlined = parse_infer(
@@ -173,20 +174,18 @@ def _template_of(
             or not found
             or [each.tensor for each in found] != outlined.request.inputs
             or [each.number for each in found] != list(range(len(outline.spans)))
-            or document[first : outline.spans[0][0]].strip()
+            or start.rstrip() != document[:first]
             or validate_header(outlined.request, signature, sizes) is not Checked.ALL
         ):
             return None
     except InferenceError:
         return None
     inputs = []
-    followers = [*outline.spans[1:], (len(document), 0)]
-    for (tensor, _, count), (start, stop), (follower, _) in zip(found, outline.spans, followers, strict=True):
+    for (tensor, _, count), (begin, end), after in zip(found, outline.spans, others, strict=True):
         pack = packer(tensor.datatype, count)
         if pack is None:
             return None
-        decode = array_decoder(tensor.datatype, opening_depth(document[start:stop]))
-        after = document[stop:follower]
+        decode = array_decoder(tensor.datatype, opening_depth(document[begin:end]))
         inputs.append(_TemplateInput(tensor.name, tensor.datatype, list(tensor.shape), count, decode, pack, after))
     template = _Template(request_like(outlined.request, []), plan.output_format, inputs, len(outline.skeleton))
     again = template.filled(document, first, plan.request.id)

@@ -57,6 +57,18 @@ def test_broken_texts_are_refused_as_by_the_parser(value: Any, place: int, inser
         assert decoded(broken) == expected
 
 
+@pytest.mark.parametrize("text", ["[%s]", "{%s}", "[1,%s[%s],2]", '{"a":[1,{%s}],"b":2}', "%s[%s1%s,%s2%s]%s"])
+def test_spaces_between_tokens_mean_nothing(text: str) -> None:
+    spaces = " \t\r\n" * 10
+    assert decoded(text.replace("%s", spaces).encode()) == json.loads(text.replace("%s", ""))
+
+
+@pytest.mark.parametrize("text", ["[%s,%s]", "[1,%s]", "[%s,1]", "{%s,%s}", '{"a":%s}', "[%s", "[%s}", "%s"])
+def test_nothing_but_spaces_is_no_element(text: str) -> None:
+    with pytest.raises(InferenceError, match="the body is no JSON"):
+        decoded(text.replace("%s", " " * 40).encode())
+
+
 def test_of_two_members_of_one_name_the_last_one_counts() -> None:
     assert decoded(b'{"a": [1, 2, 3, 4, 5, 6, 7], "b": "0123456789", "a": {"c": "0123456789"}}') == {
         "a": {"c": "0123456789"},
