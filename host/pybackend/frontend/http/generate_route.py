@@ -92,7 +92,7 @@ async def _submitted(frontend: RouteFrontend, request: Request, stack: AsyncExit
         with closing(Arrival(frontend, request)) as arrival:
             content_type = request.headers.get("content-type", "")
             if is_form(content_type):
-                parse = partial(parse_form, await arrival.read(FormBody(content_type, _BOUND)))
+                parse = partial(parse_form, await arrival.bounded(FormBody(content_type, _BOUND)))
             else:
                 parse = partial(parse_generate, await arrival.whole(_BOUND))
             admission.renew()
