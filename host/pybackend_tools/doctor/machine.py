@@ -30,6 +30,7 @@ _NEEDED = (
     "uvicorn",
     "uvloop",
     "httptools",
+    "python_multipart",
     "rapidjson",
 )
 _PACKING = ("rattler", "conda_pack", "zstandard")
