@@ -12,7 +12,7 @@ from pybackend.engine.admission import ModelAdmission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.flow import LOWEST_RATE_BYTES_PER_S, Flow, Transfer
-from pybackend.frontend.http.body import Body, Bound, BoundedBody, WholeBody
+from pybackend.frontend.http.body import Body, BoundedBody, RouteLimit, WholeBody
 from pybackend.frontend.http.content_coding import request_coding
 from pybackend.frontend.http.infer_frontend import RouteFrontend, read_fields
 from pybackend.frontend.http.routes import client_address, model_name, version
@@ -20,7 +20,7 @@ from pybackend.frontend.request_log import RECORD, begin_trace
 from pybackend.inference.request import InferenceRequest
 from pybackend.observability.tracing.request_trace import RequestTrace
 
-_SMALL = Bound(8 * 1024)
+_SMALL = RouteLimit(8 * 1024)
 """For requests that only name or switch something: honest ones have a few hundred bytes."""
 
 _LONGEST_LENGTH_DIGITS = 18
@@ -54,9 +54,9 @@ class Arrival:
         """Its bytes count no more."""
         self.flow.close()
 
-    async def whole(self, bound: Bound) -> bytes:
+    async def whole(self, limit: RouteLimit) -> bytes:
         """The whole body, as it is; errors are those of :meth:`bounded`."""
-        return await self.bounded(WholeBody(bound))
+        return await self.bounded(WholeBody(limit))
 
     async def bounded(self, body: BoundedBody[_T]) -> _T:
         """The meaning of a body, whose head may already say that it is too large.
@@ -69,7 +69,7 @@ class Arrival:
                 "Unsupported compression type: only infer takes compressed bodies. Send this one without content-encoding",
                 ErrorCode.UNSUPPORTED,
             )
-        body.bound.check(self.content_length or 0)
+        body.limit.check(self.content_length or 0)
         return await self.read(body)
 
     async def read(self, body: Body[_T]) -> _T:

@@ -58,7 +58,7 @@ class Body(ABC, Generic[_T_co]):
         """Release all memory of a body that will not be used."""
 
 
-class Bound:
+class RouteLimit:
     """The largest size that a route takes; the advice says where larger data belongs."""
 
     def __init__(self, most_bytes: int, advice: str = "") -> None:
@@ -78,13 +78,13 @@ class Bound:
 class BoundedBody(Body[_T_co]):
     """A body that is not larger than its route takes, all of which is kept in private memory."""
 
-    def __init__(self, bound: Bound) -> None:
-        self.bound = bound
+    def __init__(self, limit: RouteLimit) -> None:
+        self.limit = limit
         self._arrived_bytes = 0
 
     def feed(self, data: bytes) -> None:
         self._arrived_bytes += len(data)
-        self.bound.check(self._arrived_bytes)
+        self.limit.check(self._arrived_bytes)
         self._take(data)
 
     @abstractmethod
@@ -103,8 +103,8 @@ class BoundedBody(Body[_T_co]):
 class WholeBody(BoundedBody[bytes]):
     """A body that is used as it is, once all of it is there."""
 
-    def __init__(self, bound: Bound) -> None:
-        super().__init__(bound)
+    def __init__(self, limit: RouteLimit) -> None:
+        super().__init__(limit)
         self._collected = bytearray()
 
     def _take(self, data: bytes) -> None:

@@ -7,7 +7,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from pybackend.errors import InferenceError, invalid
-from pybackend.frontend.http.body import Bound, BoundedBody
+from pybackend.frontend.http.body import BoundedBody, RouteLimit
 from pybackend.protocol.generate import MOST_MEMBERS, FormPart
 from pybackend.protocol.steps import Steps
 
@@ -33,14 +33,14 @@ def is_form(content_type: str) -> bool:
 class FormBody(BoundedBody[list[FormPart]]):
     """A form, which becomes its parts, in their order."""
 
-    def __init__(self, content_type: str, bound: Bound) -> None:
+    def __init__(self, content_type: str, limit: RouteLimit) -> None:
         boundary = parse_options_header(content_type)[1].get(b"boundary")
         if not boundary:
             raise invalid(
                 "the Content-Type of the form has no boundary: leave this header to the client, such as fetch or curl, "
                 "which writes it with the form"
             )
-        super().__init__(bound)
+        super().__init__(limit)
         self._parts = _Parts()
         self._delimiter = b"\r\n--" + boundary
         self._delimiter_count = 0
