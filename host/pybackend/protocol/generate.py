@@ -57,7 +57,7 @@ _FORM = Form(2, re.compile(rb":[ \t\r\n]*\Z"), MAX_BODY_BYTES)
 _NO_LIMITS = BodyLimits(2**62)
 """The body bounds its inputs, and the error for one that is too large names both sizes."""
 
-_JSON_BEGIN = re.compile(rb'[ \t\r\n]*(?:[{\["]|-?[0-9NI]|true|false|null|\Z)')
+_JSON_BEGIN = re.compile(rb'[ \t\r\n]*(?:[{\["]|-?(?:[0-9]|NaN|Inf)|true|false|null)')
 _BEHIND_BRACKETS = re.compile(rb"[ \t\r\n\[]*")
 
 BASE64 = "b64"
@@ -256,15 +256,14 @@ def _object(outline: Outline) -> dict[str, Raw]:
 
 def _refuse_no_json(body: bytes, signature: ModelSignature) -> None:
     """Refuse a body that is something else, such as a file, and name the ways that files take."""
-    name = next((each.name for each in signature.inputs.values() if each.datatype == "BYTES"), "NAME")
-    try:
-        parse_document(body[:64])
-    except InferenceError as error:
-        raise InferenceError(
-            f'{error.message}. generate takes a JSON object, in which bytes are {{"{name}": {{"{BASE64}": "..."}}}}, or a form: '
-            f"curl -F {name}=@FILE",
-            error.code,
-        ) from None
+    name = next((each.name for each in signature.inputs.values() if each.datatype == "BYTES"), None)
+    ways = f', bytes as {{"{name}": {{"{BASE64}": "..."}}}}, or a form: curl -F {name}=@FILE' if name else ""
+    place = len(body) - len(body.lstrip())
+    reason = "Invalid value." if place < len(body) else "The document is empty."
+    raise InferenceError(
+        f"failed to parse the request JSON buffer: {reason} at {place}. generate takes a JSON object whose members are the "
+        f"model's inputs{ways}"
+    )
 
 
 def _refuse_repeated(text: bytes) -> None:

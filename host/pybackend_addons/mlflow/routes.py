@@ -11,7 +11,7 @@ from pybackend import __version__
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.http.answer_writer import STATUS
 from pybackend.frontend.http.arrival import Arrival, admitted, begin_request
-from pybackend.frontend.http.body import Bound
+from pybackend.frontend.http.body import RouteLimit
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.infer_frontend import RouteFrontend
 from pybackend.frontend.http.routes import (
@@ -27,7 +27,7 @@ from pybackend.inference.validation import Checked
 from pybackend.protocol.steps import in_turns
 from pybackend_addons.mlflow.protocol import MAX_BODY_BYTES, mlflow_error, parse_invocation, predictions
 
-_BOUND = Bound(MAX_BODY_BYTES, "use /infer with binary tensors")
+_LIMIT = RouteLimit(MAX_BODY_BYTES, "use /infer with binary tensors")
 _JSON, _CSV = "application/json", "text/csv"
 _READ_AS_JSON = {_JSON, "application/x-www-form-urlencoded"}  # the second one is what curl says of its -d
 _BODY = {
@@ -88,7 +88,7 @@ async def _answer(frontend: RouteFrontend, request: Request, *, is_csv: bool) ->
     with admitted(frontend, request, HTTP_CLIENT, model_name(request) or _only_model(frontend)) as admission:
         forwarded = frontend.forwarded(written_headers(request))
         with closing(Arrival(frontend, request)) as arrival:
-            body = await arrival.whole(_BOUND)
+            body = await arrival.whole(_LIMIT)
             admission.renew()
             parsed = await in_turns(parse_invocation(body, admission.signature, admission.model_version, is_csv=is_csv))
         begin_request(frontend, request, admission, parsed, forwarded, sends=False)

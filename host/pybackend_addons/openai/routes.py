@@ -18,7 +18,7 @@ from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.http.arrival import Arrival
-from pybackend.frontend.http.body import Bound
+from pybackend.frontend.http.body import RouteLimit
 from pybackend.frontend.http.event_stream import EventStream
 from pybackend.frontend.http.infer_frontend import RouteFrontend, read_fields
 from pybackend.frontend.http.routes import (
@@ -60,7 +60,7 @@ from pybackend_addons.openai.protocol.request import (
 from pybackend_addons.openai.tensors import NEEDED, openai_tensors_in
 
 _SENDER = Sender("http")
-_BOUND = Bound(MAX_BODY_BYTES)
+_LIMIT = RouteLimit(MAX_BODY_BYTES)
 _JSON = "application/json"
 _AT_ONCE = 16
 """Requests of one list of texts to embed that wait in the model's queue at a time."""
@@ -176,7 +176,7 @@ class OpenAiRoutes:
     async def _asked(self, request: Request, parse: Callable[[bytes], Steps[_T]]) -> _T:
         """A request's body, parsed."""
         with self._counted(request), closing(Arrival(self._frontend, request)) as arrival:
-            return await in_turns(parse(await arrival.whole(_BOUND)))
+            return await in_turns(parse(await arrival.whole(_LIMIT)))
 
     @contextmanager
     def _counted(self, request: Request, name: str = "") -> Iterator[None]:

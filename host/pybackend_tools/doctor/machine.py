@@ -32,6 +32,7 @@ _NEEDED = (
     "uvicorn",
     "uvloop",
     "httptools",
+    "python_multipart",
     "rapidjson",
 )
 

@@ -168,7 +168,8 @@ def test_an_object_means_base64(server, value, shape, elements):
 ONE = file("PICTURE", b"x")
 NO_BASE64 = "input 'PICTURE' is no base64 (RFC 4648, section 4)"
 WAYS = (
-    '. generate takes a JSON object, in which bytes are {"PICTURE": {"b64": "..."}}, or a form: curl -F PICTURE=@FILE'
+    ". generate takes a JSON object whose members are the model's inputs, bytes as "
+    '{"PICTURE": {"b64": "..."}}, or a form: curl -F PICTURE=@FILE'
 )
 URL_ENCODED = b"application/x-www-form-urlencoded"
 REFUSED = {
@@ -230,7 +231,8 @@ REFUSED = {
     "parameters no JSON": (form(ONE, part("parameters", b"x")), FORM, 400, "part 'parameters' of the form is no JSON object"),
     "parameters no object": (form(ONE, part("parameters", b"3")), FORM, 500, "Expected JSON object for keyword: 'parameters'"),
     "two pictures": (form(ONE, ONE), FORM, 400, "The schema can not convert input 'PICTURE' to tensor with proper shape"),
-    "a file": (b"\x89PNG\r\n" + ANY_BYTES * 8000, b"image/png", 400, "failed to parse the request JSON buffer: "),
+    "a file": (b"\x89PNG\r\n" + ANY_BYTES * 8000, b"image/png", 500, "failed to parse the request JSON buffer: Invalid value. at 0"),
+    "nothing": (b"", JSON, 500, "failed to parse the request JSON buffer: The document is empty. at 0"),
     "another file": (b"GIF89a" + ANY_BYTES * 8000, URL_ENCODED, 500, "failed to parse the request JSON buffer: Invalid value."),
     "a form without its type": (form(ONE), URL_ENCODED, 500, "failed to parse the request JSON buffer: Invalid value."),
     "base64 alone": (b"eA==", JSON, 500, "failed to parse the request JSON buffer: Invalid value."),

@@ -177,6 +177,13 @@ WRONG_COUNT = (
 )
 REFUSED = {
     "not JSON": ("tells", b'{"text_input": ', 500, "failed to parse the request JSON buffer: "),
+    "a form without files": (
+        "repeat",
+        b"IN=1",
+        500,
+        "failed to parse the request JSON buffer: Invalid value. at 0. generate takes a JSON object whose members are the "
+        "model's inputs",
+    ),
     "no object": ("tells", b"[1]", 500, "Expected a JSON object"),
     "parameters no object": ("tells", {"parameters": 3}, 500, "Expected JSON object for keyword: 'parameters': "),
     "given twice": (

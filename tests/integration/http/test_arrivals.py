@@ -77,14 +77,22 @@ def only(flows):
     return flow
 
 
-def padded(size):
-    return json.dumps({"IN": [1.5], "note": "a" * size}).encode()
+def padded(path, size):
+    return post(path, json.dumps({"IN": [1.5], "note": "a" * size}).encode())
 
 
-@pytest.mark.parametrize("path", [GENERATE, LOAD])
-def test_incomplete_bodies_count(place, port, path):
+def padded_form(path, size):
+    part = b'--b\r\nContent-Disposition: form-data; name="IN"\r\n\r\n1.5\r\n--b--\r\n'
+    return post(path, part + bytes(size), {"Content-Type": "multipart/form-data; boundary=b"})
+
+
+COUNTED = pytest.mark.parametrize(("padded", "path"), [(padded, GENERATE), (padded_form, GENERATE), (padded, LOAD)])
+
+
+@COUNTED
+def test_incomplete_bodies_count(place, port, padded, path):
     """Two that do not fit together: one is refused as soon as that is clear, and the other can be completed."""
-    whole = post(path, padded(6 * MIB))
+    whole = padded(path, 6 * MIB)
     with connected(port) as one, connected(port) as two:
         for connection in (one, two):
             connection.send(whole[:-10])
@@ -99,9 +107,9 @@ def test_incomplete_bodies_count(place, port, path):
     wait_until(lambda: place.memory.used_bytes == 0, "the account was not settled")
 
 
-@pytest.mark.parametrize("path", [GENERATE, LOAD])
-def test_slow_senders_of_counted_bodies_make_room(place, port, path):
-    whole = post(path, padded(6 * MIB))
+@COUNTED
+def test_slow_senders_of_counted_bodies_make_room(place, port, padded, path):
+    whole = padded(path, 6 * MIB)
     with connected(port) as slow, connected(port) as quick:
         slow.send(whole[:-10])
         wait_until(lambda: place.memory.used_bytes > 6 * MIB - 100, "the body was not counted")
@@ -135,7 +143,7 @@ def test_slow_senders_of_tensors_make_room(place):
 
 def test_a_client_that_stalls_is_disconnected(place, port):
     with connected(port) as client:
-        client.send(post(GENERATE, padded(100_000))[:-10])
+        client.send(padded_form(GENERATE, 100_000)[:-10])
         wait_until(lambda: place.memory.used_bytes > 90_000, "the body was not counted")
         for _ in range(4 * STALLED_SECONDS):  # what has come in the first second counts, too
             only(place.memory.counted).pace.advance(1, 0)
@@ -147,13 +155,14 @@ def test_a_client_that_stalls_is_disconnected(place, port):
 
 def test_a_client_that_leaves_frees_its_bytes(place, port):
     with connected(port) as client:
-        client.send(post(GENERATE, padded(MIB))[:-10])
+        client.send(padded_form(GENERATE, MIB)[:-10])
         wait_until(lambda: place.memory.used_bytes > MIB - 1000, "the body was not counted")
     wait_until(lambda: place.memory.used_bytes == 0, "the bytes of a client that left are still counted")
 
 
-def test_no_more_than_the_model_needs_is_asked_for(port):
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=b"])
+def test_no_more_than_the_model_needs_is_asked_for(port, kind):
     """The head says how large the body is: nothing of it is read if there cannot be so much."""
     with connected(port) as client:
-        client.send(head("POST", GENERATE, {"Content-Length": 1 << 30}))
+        client.send(head("POST", GENERATE, {"Content-Length": 1 << 30, "Content-Type": kind}))
         assert client.reply().error.startswith("the body exceeds 16777216 bytes")

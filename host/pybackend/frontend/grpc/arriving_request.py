@@ -66,7 +66,7 @@ class ArrivingRequest:
                 self._refuse(error)
 
     def stored(self, count: int) -> None:
-        """RequestRecord that the next bytes were written to :attr:`room`."""
+        """Record that the next bytes were written to :attr:`room`."""
         self.left_bytes -= count
         assert self._message is not None
         try:

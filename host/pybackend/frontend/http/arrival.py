@@ -13,7 +13,7 @@ from pybackend.engine.engine import ModelAdmission
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.flow import LOWEST_RATE_BYTES_PER_S, Flow, Transfer
-from pybackend.frontend.http.body import Body, Bound, WholeBody
+from pybackend.frontend.http.body import Body, BoundedBody, RouteLimit, WholeBody
 from pybackend.frontend.http.content_coding import request_coding
 from pybackend.frontend.http.infer_frontend import RouteFrontend, read_fields
 from pybackend.frontend.http.routes import client_address, model_name, version
@@ -21,7 +21,7 @@ from pybackend.frontend.request_log import RECORD, begin_trace
 from pybackend.inference.request import InferenceRequest
 from pybackend.observability.tracing.request_trace import RequestTrace
 
-_SMALL = Bound(8 * 1024)
+_SMALL = RouteLimit(8 * 1024)
 """For requests that only name or switch something: honest ones have a few hundred bytes."""
 
 _LONGEST_LENGTH_DIGITS = 18
@@ -55,19 +55,23 @@ class Arrival:
         """Its bytes count no more."""
         self.flow.close()
 
-    async def whole(self, bound: Bound) -> bytes:
-        """The whole body, as it is.
+    async def whole(self, limit: RouteLimit) -> bytes:
+        """The whole body, as it is; errors are those of :meth:`bounded`."""
+        return await self.bounded(WholeBody(limit))
+
+    async def bounded(self, body: BoundedBody[_T]) -> _T:
+        """The meaning of a body, whose head may already say that it is too large.
 
         Raises:
-            InferenceError: it is compressed or too large, there is no memory for it, or it comes too slowly.
+            InferenceError: it is compressed, too large or invalid, there is no memory for it, or it comes too slowly.
         """
         if request_coding(read_fields(self._request.headers.raw).encodings) is not None:
             raise InferenceError(
                 "Unsupported compression type: only infer takes compressed bodies. Send this one without content-encoding",
                 ErrorCode.UNSUPPORTED,
             )
-        bound.check(self.content_length or 0)
-        return await self.read(WholeBody(bound))
+        body.limit.check(self.content_length or 0)
+        return await self.read(body)
 
     async def read(self, body: Body[_T]) -> _T:
         """The meaning of a body, once it has arrived. Its bytes count until this object is closed.
@@ -153,15 +157,10 @@ class Arrival:
     async def _work(self, body: Body[Any]) -> None:
         """Do the pending work, in turns with other requests."""
         self.flow.hold(body.private_bytes)
-        if body.work is None:
-            return
-        self._is_working = True
-        for _ in body.work:
+        self._is_working = body.work is not None
+        while body.step():
             self.flow.hold(body.private_bytes)
             await asyncio.sleep(0)
-            if body.work is None:
-                return  # it was given up
-        body.work = None
         self._is_working = False
         self.flow.hold(body.private_bytes)
 

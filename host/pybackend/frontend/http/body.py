@@ -11,6 +11,8 @@ from pybackend.protocol.steps import Steps
 
 _T_co = TypeVar("_T_co", covariant=True)
 
+_DONE = object()
+
 
 class Body(ABC, Generic[_T_co]):
     """A body. Its methods raise an InferenceError if it is invalid, or if there is no memory for it.
@@ -20,6 +22,13 @@ class Body(ABC, Generic[_T_co]):
     """
 
     work: Steps[None] | None = None
+
+    def step(self) -> bool:
+        """Do the next slice of the work; False if none is left."""
+        work = self.work
+        if work is not None and next(work, _DONE) is _DONE and self.work is work:
+            self.work = None
+        return self.work is not None
 
     @abstractmethod
     def feed(self, data: bytes) -> None:
@@ -49,7 +58,7 @@ class Body(ABC, Generic[_T_co]):
         """Release all memory of a body that will not be used."""
 
 
-class Bound:
+class RouteLimit:
     """The largest size that a route takes; the advice says where larger data belongs."""
 
     def __init__(self, most_bytes: int, advice: str = "") -> None:
@@ -66,23 +75,44 @@ class Bound:
             )
 
 
-class WholeBody(Body[bytes]):
-    """A body that is used as it is, once all of it is there."""
+class BoundedBody(Body[_T_co]):
+    """A body that is not larger than its route takes, all of which is kept in private memory."""
 
-    def __init__(self, bound: Bound) -> None:
-        self._bound = bound
-        self._collected = bytearray()
+    def __init__(self, limit: RouteLimit) -> None:
+        self.limit = limit
+        self._arrived_bytes = 0
 
     def feed(self, data: bytes) -> None:
-        self._bound.check(len(self._collected) + len(data))
-        self._collected += data
+        self._arrived_bytes += len(data)
+        self.limit.check(self._arrived_bytes)
+        self._take(data)
+
+    @abstractmethod
+    def _take(self, data: bytes) -> None:
+        """Process the next bytes, which the route takes."""
 
     @property
     def private_bytes(self) -> int:
-        return len(self._collected)
+        return self._arrived_bytes
+
+    def release(self) -> None:
+        self.work = None
+        self._arrived_bytes = 0
+
+
+class WholeBody(BoundedBody[bytes]):
+    """A body that is used as it is, once all of it is there."""
+
+    def __init__(self, limit: RouteLimit) -> None:
+        super().__init__(limit)
+        self._collected = bytearray()
+
+    def _take(self, data: bytes) -> None:
+        self._collected += data
 
     def finish(self) -> bytes:
         return bytes(self._collected)
 
     def release(self) -> None:
+        super().release()
         self._collected.clear()

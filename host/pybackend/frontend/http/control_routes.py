@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 
 from pybackend.errors import InferenceError
 from pybackend.frontend.http.arrival import Arrival, small_body
-from pybackend.frontend.http.body import Bound
+from pybackend.frontend.http.body import RouteLimit
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.infer_frontend import RouteFrontend
 from pybackend.frontend.http.routes import add_route, client_address, model_name, name_in_path, object_schema
@@ -67,7 +67,7 @@ _REGIONS = {
 def add_repository(app: FastAPI, frontend: RouteFrontend) -> None:
     """Add the routes of the model repository extension: the index, and loading and unloading models."""
     control = frontend.engine.control
-    bound = Bound(frontend.limits.max_input_size_bytes, "use --http-max-input-size to increase it")
+    limit = RouteLimit(frontend.limits.max_input_size_bytes, "use --http-max-input-size to increase it")
 
     async def index(request: Request) -> Response:
         only_ready = parse_index_request(await small_body(frontend, request))
@@ -76,7 +76,7 @@ def add_repository(app: FastAPI, frontend: RouteFrontend) -> None:
     async def load(request: Request) -> Response:
         control.check(model_name(request))
         with closing(Arrival(frontend, request)) as arrival:
-            body = await arrival.whole(bound)
+            body = await arrival.whole(limit)
             if len(body) <= _ON_LOOP_BYTES:
                 config_json, files = parse_load_request(body)
             else:

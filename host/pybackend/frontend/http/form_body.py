@@ -7,7 +7,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from pybackend.errors import InferenceError, invalid
-from pybackend.frontend.http.body import Body, Bound
+from pybackend.frontend.http.body import BoundedBody, RouteLimit
 from pybackend.protocol.generate import MOST_MEMBERS, FormPart
 from pybackend.protocol.steps import Steps
 
@@ -30,20 +30,20 @@ def is_form(content_type: str) -> bool:
     return content_type.partition(";")[0].strip().lower() == FORM
 
 
-class FormBody(Body[list[FormPart]]):
+class FormBody(BoundedBody[list[FormPart]]):
     """A form, which becomes its parts, in their order."""
 
-    def __init__(self, content_type: str, bound: Bound) -> None:
+    def __init__(self, content_type: str, limit: RouteLimit) -> None:
         boundary = parse_options_header(content_type)[1].get(b"boundary")
         if not boundary:
             raise invalid(
                 "the Content-Type of the form has no boundary: leave this header to the client, such as fetch or curl, "
                 "which writes it with the form"
             )
-        self._bound = bound
+        super().__init__(limit)
         self._parts = _Parts()
         self._delimiter = b"\r\n--" + boundary
-        self._arrived_bytes = self._delimiter_count = 0
+        self._delimiter_count = 0
         self._waiting = bytearray()
         try:
             self._parser = MultipartParser(
@@ -56,9 +56,7 @@ class FormBody(Body[list[FormPart]]):
             raise _unreadable(str(error)) from None
         self._parser.logger = _silent
 
-    def feed(self, data: bytes) -> None:
-        self._arrived_bytes += len(data)
-        self._bound.check(self._arrived_bytes)
+    def _take(self, data: bytes) -> None:
         self._waiting += data
         if self.work is None:
             self.work = self._parse_in_steps()
@@ -77,20 +75,15 @@ class FormBody(Body[list[FormPart]]):
                 raise _unreadable(str(error)) from None
             yield
 
-    @property
-    def private_bytes(self) -> int:
-        return self._arrived_bytes
-
     def finish(self) -> list[FormPart]:
         if not self._parts.has_ended:
             raise _unreadable("it ends before its last boundary")
         return self._parts.complete
 
     def release(self) -> None:
-        self.work = None
+        super().release()
         self._waiting.clear()
         self._parts.complete.clear()
-        self._arrived_bytes = 0
 
 
 class _Parts:

@@ -12,7 +12,7 @@ from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.http.answer_writer import STATUS
 from pybackend.frontend.http.arrival import Arrival, admitted, begin_request
-from pybackend.frontend.http.body import Bound
+from pybackend.frontend.http.body import RouteLimit
 from pybackend.frontend.http.event_stream import EventStream
 from pybackend.frontend.http.form_body import FORM, FormBody, is_form
 from pybackend.frontend.http.infer_frontend import RouteFrontend
@@ -24,7 +24,7 @@ from pybackend.protocol.generate import MAX_BODY_BYTES, generate_document, parse
 from pybackend.protocol.steps import in_turns
 
 _SENDER = Sender("http")
-_BOUND = Bound(MAX_BODY_BYTES, "use /infer for large tensors")
+_LIMIT = RouteLimit(MAX_BODY_BYTES, "use /infer for large tensors")
 
 _WRONG_COUNT = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
@@ -92,9 +92,9 @@ async def _submitted(frontend: RouteFrontend, request: Request, stack: AsyncExit
         with closing(Arrival(frontend, request)) as arrival:
             content_type = request.headers.get("content-type", "")
             if is_form(content_type):
-                parse = partial(parse_form, await arrival.read(FormBody(content_type, _BOUND)))
+                parse = partial(parse_form, await arrival.bounded(FormBody(content_type, _LIMIT)))
             else:
-                parse = partial(parse_generate, await arrival.whole(_BOUND))
+                parse = partial(parse_generate, await arrival.whole(_LIMIT))
             admission.renew()
             parsed = await in_turns(parse(admission.signature, admission.model_version, frontend.limits))
         trace = begin_request(frontend, request, admission, parsed, forwarded)

@@ -262,9 +262,8 @@ class CompressedBody(Body[InferPlan]):
     def _pass_on(self) -> Steps[None]:
         body = self._body
         while True:
-            while body.work is not None:
-                yield from body.work
-                body.work = None
+            while body.step():
+                yield
             piece = self._step()
             if piece is None:
                 return
@@ -287,7 +286,8 @@ class CompressedBody(Body[InferPlan]):
         except BrokenStreamError as error:
             raise _refusal(error) from None
         self._body.complete()
-        self.work = self._body.work
+        if self._body.work is not None:
+            self.work = self._pass_on()
 
     def finish(self) -> InferPlan:
         return self._body.finish()

@@ -27,8 +27,6 @@ from pybackend.protocol.infer_plan import ALL_JSON, InferPlan
 
 log = logging.getLogger(__name__)
 
-_DONE = object()
-
 MOST_DROPPED_BYTES = 32 * 1024 * 1024
 """A refused request with more than this still to come is answered at once, and its connection ends."""
 
@@ -158,12 +156,10 @@ class InferExchange(Exchange):
         """Do a body's work in slices; the client may continue to send, up to a limit."""
 
         def step() -> bool:
-            work = body.work
-            if self._body is not body or work is None:
+            if self._body is not body:
                 return False
             try:
-                if next(work, _DONE) is _DONE:
-                    body.work = None
+                body.step()
                 self._connection.flow.hold(body.private_bytes)
             except InferenceError as error:
                 self._refuse(error)

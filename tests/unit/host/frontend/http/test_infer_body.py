@@ -104,7 +104,7 @@ def in_pieces(body, header_length, cuts, signature, *, length_known):
     for begin, end in zip([0, *cuts], [*cuts, len(body)], strict=True):
         streamed.feed(body[begin:end])
     streamed.complete()
-    for _ in streamed.work or ():
+    while streamed.step():
         pass
     return streamed.finish()
 
