@@ -336,7 +336,9 @@ class PythonModel(Model):
 
     @property
     def own_objection(self) -> str:
-        return self._objection if self.state is ModelState.READY else ""
+        if self.state is not ModelState.READY:
+            return ""
+        return self._requests.no_instance().message if self._requests.all_failed else self._objection
 
     @property
     def keeps_askers_waiting(self) -> bool:
