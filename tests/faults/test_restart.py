@@ -46,6 +46,11 @@ def kill(server, model: str) -> float:
     return time.monotonic()
 
 
+def row(server, model: str) -> dict[str, str]:
+    """The model in the repository index."""
+    return next(each for each in server.request("POST", "/v2/repository/index").json if each["name"] == model)
+
+
 def test_the_first_restart_is_at_once_and_the_next_ones_are_later_and_later(server, repository):
     deaths = []
     for lives in range(1, 6):
@@ -71,6 +76,7 @@ def test_a_model_that_cannot_be_loaded_any_more(server, repository):
         waiting = [asker.ask("wounded", f"echo {n}") for n in range(3)]
         metric = 'nv_inference_pending_request_count{model="wounded",version="1"}'
         wait_until(lambda: server.metrics()[metric] == 3, "the requests do not wait")
+        assert row(server, "wounded") == {"name": "wounded", "version": "1", "state": "READY"}  # it takes requests
         (directory / "broken").touch()
         os.kill(starts(directory)[-1][0], signal.SIGKILL)  # it dies in initialize; the next one fails there
         replies = [future.result() for future in waiting]
@@ -81,6 +87,9 @@ def test_a_model_that_cannot_be_loaded_any_more(server, repository):
     reply = ask(server, "wounded", "echo")
     assert reply.status == 503
     assert reply.error.startswith(text + "ValueError: the weights are missing")
+    known = row(server, "wounded")
+    assert known["state"] == "UNAVAILABLE"
+    assert known["reason"].startswith(text + "ValueError: the weights are missing")
     assert server.get("/v2/models/wounded/ready").status == 400
     assert server.get("/v2/health/ready").status == 400
     assert server.get("/v2/health/live").status == 200
@@ -96,6 +105,7 @@ def test_a_model_that_cannot_be_loaded_any_more(server, repository):
     gate.open()
     server.wait_until("/v2/models/wounded/ready", 200)
     assert told(server, "wounded", "echo well again") == "well again"
+    assert row(server, "wounded") == {"name": "wounded", "version": "1", "state": "READY"}
     server.wait_ready()
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from pybackend.instance.settings import InstanceState
+from pybackend.model.instance_requests import Availability
 from pybackend.model.model import Health, Model, ModelState
 from pybackend.model.processes import ModelProcesses
 
@@ -13,9 +14,10 @@ log = logging.getLogger(__name__)
 class InstanceHealth(Health):
     """Remembers what the model's ``is_ready`` said last."""
 
-    def __init__(self, model: Model, processes: ModelProcesses) -> None:
+    def __init__(self, model: Model, processes: ModelProcesses, availability: Availability) -> None:
         super().__init__(model)
         self._processes = processes
+        self._availability = availability
         self._last = ""
 
     @property
@@ -48,7 +50,10 @@ class InstanceHealth(Health):
 
     @property
     def own_objection(self) -> str:
-        return self._last if self._model.state is ModelState.READY else ""
+        if self._model.state is not ModelState.READY:
+            return ""
+        failure = self._availability.failure
+        return self._last if failure is None else failure.message
 
     @property
     def keeps_askers_waiting(self) -> bool:

@@ -68,7 +68,7 @@ class Health(ABC):
     @property
     @abstractmethod
     def own_objection(self) -> str:
-        """Why the model is not ready by its own check, when it was last asked; empty if it is, or was never asked."""
+        """Why the model is not ready although it is READY: its own check said so when it was last asked, or no instance serves."""
 
     @property
     @abstractmethod

@@ -200,7 +200,7 @@ class PythonModel(Model):
             lambda name, failures: ModelInstance(name, self.version, host.launcher, self._requests, services, failures),
         )
         self.instances = self._processes.instances
-        self.health = InstanceHealth(self, self._processes)
+        self.health = InstanceHealth(self, self._processes, self._availability)
         self._serving: ServingVersion | None = None
         self.sequences = VersionSequences()
 

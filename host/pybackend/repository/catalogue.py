@@ -93,14 +93,7 @@ class ModelCatalogue:
         entry = self.entries.get(known)
         if entry is not None:
             return entry.absence()
-        return self._failures.get(known) or NotLoaded(self._elsewhere(known), known=False)
-
-    def _elsewhere(self, name: str) -> str:
-        """The reason if a model is in another pool."""
-        pools = self._pools
-        if pools is None or pools.has(name):
-            return ""
-        return f"'{name}' is in pool '{pools.of(name)}', and this is '{pools.own}': put an ensemble and its parts into one pool"
+        return self._failures.get(known) or NotLoaded(_elsewhere(known, self._pools), known=False)
 
     def known_versions(self, name: str, version: str = "") -> list[Model]:
         """A model's version in any state; all versions for ``""``; empty if there is no such model or version."""
@@ -145,13 +138,14 @@ class ModelCatalogue:
         """Make the entry of a model, which is known from now on."""
         namespace, plain = self.names.split(name)
         entry = self.entries[name] = ModelEntry(plain, as_part=as_part, namespace=namespace)
-        self.forget_failure(name)
+        self._failures.pop(name, None)
         self.names.on_change()
         return entry
 
-    def forget_entry(self, name: str) -> None:
-        """Remove the entry of a model, given by its full name: the model is not known any more."""
-        del self.entries[name]
+    def forget(self, name: str) -> None:
+        """Remove what is known of a model, given by its full name."""
+        self._failures.pop(name, None)
+        self.entries.pop(name, None)
         self.names.on_change()
 
     def ready_versions(self, name: str) -> list[Model]:
@@ -213,14 +207,9 @@ class ModelCatalogue:
         if entry is not None:
             entry.not_loaded = failure
             return
-        self.forget_failure(name)
         self._failures[name] = failure
         if len(self._failures) > MOST_FAILURES:
             del self._failures[next(iter(self._failures))]
-
-    def forget_failure(self, name: str) -> None:
-        """A model has an entry from now on, or nobody wants it any more."""
-        self._failures.pop(name, None)
 
     def _why_unreadable(self, name: str) -> str:
         """Why a model of the repositories that has no entry could not be read; ``""`` if it could, or there is none."""
@@ -255,6 +244,13 @@ def _no_version(entry: ModelEntry) -> NoReturn:
         f"Request for unknown model: '{entry.name}' has no available versions{entry.why_not_available()}",
         ErrorCode.NOT_FOUND,
     )
+
+
+def _elsewhere(name: str, pools: Pools | None) -> str:
+    """The reason if a model is in another pool."""
+    if pools is None or pools.has(name):
+        return ""
+    return f"'{name}' is in pool '{pools.of(name)}', and this is '{pools.own}': put an ensemble and its parts into one pool"
 
 
 def _not_serving(failure: InferenceError) -> NotServingError:

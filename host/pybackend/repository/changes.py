@@ -229,15 +229,15 @@ class ModelChanges:
 
     def retire(self, name: str) -> None:
         """Begin to unload every version of a model; its lock must be held."""
-        self._catalogue.forget_failure(name)
         entry = self._catalogue.entries.get(name)
         if entry is None:
+            self._catalogue.forget(name)
             return
         self._life_cycle.retire(entry.versions.values())
         # Failures of an unloaded model must not keep the server from being ready.
         entry.forget_failures()
         if not entry.versions:
-            self._catalogue.forget_entry(name)
+            self._catalogue.forget(name)
         self._catalogue.ensembles.on_change(name)
 
 

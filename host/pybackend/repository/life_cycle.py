@@ -17,7 +17,7 @@ from pybackend.observability.log_lines import about_model
 from pybackend.observability.logging import DETAIL
 from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import OverrideDirectories
-from pybackend.repository.model_files import ModelFiles
+from pybackend.repository.remote import RemoteRepositories
 from pybackend.repository.reports import Unfinished
 from pybackend.settings import ModelSettings
 
@@ -54,11 +54,11 @@ class ModelLifeCycle:
     """Loads, replaces and unloads versions."""
 
     def __init__(
-        self, settings: ModelSettings, directories: OverrideDirectories, files: ModelFiles, own_files: OwnFiles
+        self, settings: ModelSettings, directories: OverrideDirectories, remote: RemoteRepositories, own_files: OwnFiles
     ) -> None:
         self._settings = settings
         self._directories = directories
-        self._files = files
+        self._remote = remote
         self._own_files = own_files
         self._alive: dict[Model, Path] = {}
         self._retiring: dict[Model, asyncio.Task[bool]] = {}
@@ -249,7 +249,7 @@ class ModelLifeCycle:
     async def _forget(self, model: Model) -> None:
         directory = self._alive.pop(model)
         await self._directories.let_go(directory)
-        await self._files.tidy(directory)
+        await self._remote.tidy(directory)
 
     async def unload_all(self, deadline_s: float) -> bool:
         """Unload everything by a deadline of the loop's clock; True if nothing had to be cut short.

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -16,20 +16,17 @@ from pybackend.modelconfig.model_directory import config_file
 from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.names import ModelNames
 from pybackend.repository.reading import choose_versions
-from pybackend.repository.remote import LATE_S, InUse, RemoteRepositories, moment
+from pybackend.repository.remote import LATE_S, RemoteRepositories, moment
 
 
 class ModelFiles:
     """The files of all models."""
 
-    def __init__(
-        self, start: RepositoryScan, remote: RemoteRepositories, config_name: str, in_use: InUse, names: ModelNames
-    ) -> None:
+    def __init__(self, start: RepositoryScan, remote: RemoteRepositories, config_name: str, names: ModelNames) -> None:
         self._names = names
         self._start = start
         self.remote = remote
         self._config_name = config_name
-        self._in_use = in_use
         self._known, self._known_s = start, time.time()
         self._scanning: asyncio.Task[RepositoryScan] | None = None
         self._scanning_since_s = 0.0
@@ -92,10 +89,6 @@ class ModelFiles:
         if not task.cancelled() and task.exception() is None:
             self._known, self._known_s = task.result(), time.time()
 
-    async def follow(self, period_s: float, settle_s: float, on_change: Callable[[], None]) -> None:
-        """See :meth:`RemoteRepositories.follow`."""
-        await self.remote.follow(self._in_use, period_s, settle_s, on_change)
-
     async def fetch(self, name: str, config_json: str | None = None, directory: Path | None = None) -> None:
         """Bring a model's directory up to date, if the model is in cloud storage.
 
@@ -107,9 +100,9 @@ class ModelFiles:
         if directory is None and self.remote.directories:
             known = (await self.scan()).models.get(name)
             is_local = known is not None and known.parent not in self.remote.listings
-            await self.remote.fetch(plain, choose, self._in_use, place, is_elsewhere=is_local)
+            await self.remote.fetch(plain, choose, place, is_elsewhere=is_local)
         else:
-            await self.remote.fetch(plain, choose, self._in_use, place, directory)
+            await self.remote.fetch(plain, choose, place, directory)
 
     async def fetch_configurations(self, names: Iterable[str], directories: Mapping[str, Path]) -> None:
         """Bring the configurations of models in cloud storage, and of all models that these consist of."""
@@ -124,10 +117,6 @@ class ModelFiles:
             what = f"the configuration of model '{name}'"
             parts = await apart(what, part_names_on_disk, directories[name], self._config_name)
             waiting += self._names.parts(parts, place, directories)
-
-    async def tidy(self, directory: Path) -> None:
-        """Remove the versions of a model that were downloaded and are not used any more."""
-        await self.remote.tidy(directory, self._in_use)
 
     def _chosen(self, config_json: str | None, directory: Path, versions: Collection[int]) -> Collection[int]:
         """The versions that a load would serve. If the configuration has a mistake, the load reports that. Blocking."""

@@ -201,7 +201,7 @@ class Poller:
         noticed = asyncio.Event()
         notices = ChangeNotices(self._scan.places, noticed, self._settle_s)
         notices.start()
-        listing = asyncio.create_task(self._changes.files.follow(self._period_s, self._settle_s, noticed.set))
+        listing = asyncio.create_task(self._changes.files.remote.follow(self._period_s, self._settle_s, noticed.set))
         log.info("following changes of %s", ", ".join(self._scan.place_names))
         try:
             while True:

@@ -41,12 +41,22 @@ class Listing:
     doubt: str = ""  # why the names may be others by now, as a sentence; ``""`` while the storage answers
 
 
+def _nothing(_directory: Path) -> Collection[int]:
+    return ()
+
+
 class RemoteRepositories:
     """The repositories elsewhere of one server, each with a local directory from which its models are loaded.
 
     This class has none, as a server whose models are all on this machine; that of a package which reaches some derives from it. The
     server opens and closes it.
+
+    Attributes:
+        in_use: set before models are loaded.
     """
+
+    def __init__(self) -> None:
+        self.in_use: InUse = _nothing
 
     @property
     def directories(self) -> tuple[Path, ...]:
@@ -80,7 +90,7 @@ class RemoteRepositories:
         """For each model, by its local directory, a number that changes when one of its files does."""
         return {}
 
-    async def follow(self, in_use: InUse, period_s: float, settle_s: float, on_change: Callable[[], None]) -> None:
+    async def follow(self, period_s: float, settle_s: float, on_change: Callable[[], None]) -> None:
         """List all files of each repository periodically until cancelled. One that does not answer delays no other.
 
         The local files of models that a repository has no longer, and that are not used, are removed. The listing after
@@ -91,7 +101,6 @@ class RemoteRepositories:
         self,
         name: str,
         choose: Choose,
-        in_use: InUse,
         place: str = "",
         directory: Path | None = None,
         *,
@@ -113,7 +122,7 @@ class RemoteRepositories:
         Raises ModelLoadError: it cannot be downloaded.
         """
 
-    async def tidy(self, directory: Path, in_use: InUse) -> None:
+    async def tidy(self, directory: Path) -> None:
         """Remove versions of a model that were served from a local directory and are not used any more."""
 
 

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from pybackend.apart import apart
 from pybackend.errors import ModelLoadError
@@ -42,15 +41,13 @@ class ModelRepository:
         self._directories = OverrideDirectories(RuntimeDirectory(host.runtime_places))
         self.remote = remote
         settings, names = host.settings, self.catalogue.names
-        self._files = ModelFiles(scan, remote, settings.config_name, self._versions_of, names)
-        self.life_cycle = ModelLifeCycle(settings, self._directories, self._files, host.own_files)  # of their versions
+        self._files = ModelFiles(scan, remote, settings.config_name, names)
+        self.life_cycle = ModelLifeCycle(settings, self._directories, remote, host.own_files)  # of their versions
+        remote.in_use = self.life_cycle.versions_of
         # changes them on request
         self.control = ModelControl(self.catalogue, self._files, is_explicit=settings.is_explicit)
         self._poller: Poller | None = None
         self._following: asyncio.Task[None] | None = None
-
-    def _versions_of(self, directory: Path) -> list[int]:
-        return self.life_cycle.versions_of(directory)
 
     # Start and stop
 

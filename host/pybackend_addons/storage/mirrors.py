@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pybackend.environment.cache import default_cache_directory
 from pybackend.errors import ServerError
-from pybackend.repository.remote import LATE_S, Choose, InUse, Listing, RemoteRepositories
+from pybackend.repository.remote import LATE_S, Choose, Listing, RemoteRepositories
 from pybackend.sandbox.runtime_directory import RuntimeDirectory
 from pybackend_addons.storage.bucket import Patience, StorageError
 from pybackend_addons.storage.download import Progress, terminal
@@ -42,6 +42,7 @@ class Mirrors(RemoteRepositories):
     def __init__(
         self, urls: Sequence[str], cache_directory: Path | None = None, patience: Patience | None = None
     ) -> None:
+        super().__init__()
         parsed = {url.identity: url for url in (located(parse_url(text)) for text in urls)}
         self._mirrors = [Mirror(url, cache_directory or _place(url), patience or Patience()) for url in parsed.values()]
         self._runtime_directories: dict[Path, RuntimeDirectory] = {}
@@ -110,21 +111,18 @@ class Mirrors(RemoteRepositories):
             for name, digest in digests.items()
         }
 
-    async def follow(self, in_use: InUse, period_s: float, settle_s: float, on_change: Callable[[], None]) -> None:
-        following = [self._follow(mirror, in_use, period_s, settle_s, on_change) for mirror in self._mirrors]
+    async def follow(self, period_s: float, settle_s: float, on_change: Callable[[], None]) -> None:
+        following = [self._follow(mirror, period_s, settle_s, on_change) for mirror in self._mirrors]
         await asyncio.gather(*following)
 
-    @staticmethod
-    async def _follow(
-        mirror: Mirror, in_use: InUse, period_s: float, settle_s: float, on_change: Callable[[], None]
-    ) -> None:
+    async def _follow(self, mirror: Mirror, period_s: float, settle_s: float, on_change: Callable[[], None]) -> None:
         changed, trouble = False, ""
         while True:
             await asyncio.sleep(settle_s if changed else period_s)
             before = mirror.listed.digests
             try:
                 digests = await mirror.listed.read_digests()
-                await mirror.remove_others(in_use)
+                await mirror.remove_others(self.in_use)
             except StorageError as error:
                 if trouble != str(error):
                     log.error(  # noqa: TRY400
@@ -146,7 +144,6 @@ class Mirrors(RemoteRepositories):
         self,
         name: str,
         choose: Choose,
-        in_use: InUse,
         place: str = "",
         directory: Path | None = None,
         *,
@@ -158,7 +155,7 @@ class Mirrors(RemoteRepositories):
             if is_elsewhere and not await mirror.listed.may_have(name):
                 continue
             async with self._places:
-                await mirror.fetch(name, choose, in_use, self._progress)
+                await mirror.fetch(name, choose, self.in_use, self._progress)
 
     async def fetch_configuration(self, name: str, place: str = "") -> None:
         for mirror in self._at(place):
@@ -169,11 +166,11 @@ class Mirrors(RemoteRepositories):
     def _at(self, place: str) -> list[Mirror]:
         return [mirror for mirror in self._mirrors if place in {"", mirror.url.text}]
 
-    async def tidy(self, directory: Path, in_use: InUse) -> None:
+    async def tidy(self, directory: Path) -> None:
         for mirror in self._mirrors:
             if directory.parent == mirror.directory:
                 try:
-                    await mirror.tidy(directory.name, in_use)
+                    await mirror.tidy(directory.name, self.in_use)
                 except StorageError as error:
                     log.warning("old versions in %s stay: %s", directory, error)
 

@@ -81,9 +81,7 @@ async def _examine_models(
             host = stack.enter_context(model_host(settings))
         except PybackendError:  # the trial says so
             return findings, 0
-        files = ModelFiles(
-            scan, remote, settings.models.config_name, lambda _directory: (), ModelNames({}, scan.namespaces)
-        )
+        files = ModelFiles(scan, remote, settings.models.config_name, ModelNames({}, scan.namespaces))
         found, count = await _models(scan, host, files, all_must_load=settings.exit_on_error)
     return [*findings, *found], count
 

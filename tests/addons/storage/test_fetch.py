@@ -59,6 +59,7 @@ class Copy:
     def __init__(self, url: str, cache: Path) -> None:
         self.mirrors = Mirrors([url], cache, IMPATIENT)
         self.alive: list[int] = []
+        self.mirrors.in_use = lambda _directory: self.alive
         asyncio.run(self.mirrors.open())
 
     @property
@@ -66,7 +67,7 @@ class Copy:
         return self.mirrors.directories[0]
 
     def fetch(self, name: str = "m") -> None:
-        asyncio.run(self.mirrors.fetch(name, self._newest, lambda _directory: self.alive))
+        asyncio.run(self.mirrors.fetch(name, self._newest))
 
     def _newest(self, directory: Path, versions: Collection[int]) -> Collection[int]:
         assert directory.name == "m"
@@ -120,7 +121,7 @@ def test_a_new_version_leaves_the_old_one_until_it_ends(server, prefix, copy, tm
     copy.fetch()
     assert copy.files() == {**WHOLE, "m/3/model.py": b"three"}
     copy.alive = [3]
-    asyncio.run(copy.mirrors.tidy(copy.directory / "m", lambda _directory: copy.alive))
+    asyncio.run(copy.mirrors.tidy(copy.directory / "m"))
     assert copy.files() == {"m/config.pbtxt": b"config", "m/3/model.py": b"three"}
     assert len(cached(tmp_path)) == 2
 
@@ -313,7 +314,7 @@ def test_a_deleted_model_goes_when_no_version_is_alive(server, prefix, copy, tmp
 
     async def search() -> None:
         changed = asyncio.Event()
-        searching = asyncio.create_task(copy.mirrors.follow(lambda _directory: copy.alive, 0, 0, changed.set))
+        searching = asyncio.create_task(copy.mirrors.follow(0, 0, changed.set))
         await changed.wait()
         searching.cancel()
 
