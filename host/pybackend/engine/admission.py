@@ -11,7 +11,7 @@ from typing import Protocol
 
 from pybackend.errors import InferenceError
 from pybackend.inference.pending import RequestHandle
-from pybackend.inference.region import RegionFinder
+from pybackend.inference.region import FindRegion
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.inference.tensor import Lease
@@ -83,7 +83,7 @@ class ClientAdmission(Admission, Protocol):
         ...
 
     @property
-    def regions(self) -> RegionFinder:
+    def find_region(self) -> FindRegion:
         """Shared memory that clients have registered."""
         ...
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from pybackend.engine.admission import ClientAdmission, Sender
 from pybackend.engine.answers import AnswerCounts, Refusals
-from pybackend.inference.region import RegionFinder
+from pybackend.inference.region import FindRegion
 from pybackend.observability.tracing.tracer import Tracer
 
 
@@ -21,7 +21,7 @@ class Door(Protocol):
         """Counts requests that no model accepted."""
 
     @property
-    def regions(self) -> RegionFinder:
+    def find_region(self) -> FindRegion:
         """Shared memory that clients have registered."""
 
     @property

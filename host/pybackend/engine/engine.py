@@ -19,7 +19,7 @@ from pybackend.engine.figures import RepositoryFigures
 from pybackend.engine.region_delivery import RegionDelivery
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
 from pybackend.inference.pending import PendingRequest
-from pybackend.inference.region import RegionFinder
+from pybackend.inference.region import FindRegion
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import Lease
@@ -79,6 +79,7 @@ class InferenceEngine:
         # whether clients can connect
         self.takes_clients: Callable[[], bool] = lambda: True
         self.regions = regions or ClientRegions(enabled=False)  # shared memory that clients have registered
+        self.find_region: FindRegion = self.regions.find
         self.figures = RepositoryFigures(repository)  # of the models, for reports
         self.control = repository.control  # loads and unloads models on request
         self._repository = repository
@@ -266,8 +267,8 @@ class ModelAdmission:
         return self._model.runs_in
 
     @property
-    def regions(self) -> RegionFinder:
-        return self._engine.regions
+    def find_region(self) -> FindRegion:
+        return self._engine.find_region
 
     @property
     def is_decoupled(self) -> bool:

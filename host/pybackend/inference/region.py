@@ -6,7 +6,7 @@ tells its stub where they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, Protocol, Self
 
 from msgspec import Struct
@@ -87,23 +87,16 @@ IN_REGION: Final = memoryview(b"")
 """The data of an output that has been written to its region. It is recognised by identity."""
 
 
-class RegionFinder(Protocol):
-    """Finds registered regions."""
+FindRegion = Callable[[str, int, int], RegionPart]
+"""Finds a part of a registered region by its name, its offset from the start of the region, and its bytes.
 
-    def find(self, name: str, offset: int, nbytes: int) -> RegionPart:
-        """A part of a region; ``offset`` counts from the start of the region."""
-
-
-class NoRegions:
-    """Finds nothing: for servers without client shared memory."""
-
-    def find(self, name: str, offset: int, nbytes: int) -> RegionPart:
-        """Raises InferenceError: NOT_FOUND."""
-        del offset, nbytes
-        raise unknown_region_error(name)
+Raises InferenceError if there is no such part.
+"""
 
 
-NO_REGIONS = NoRegions()
+def no_region(name: str, _offset: int, _nbytes: int) -> RegionPart:
+    """Find nothing: for servers without client shared memory."""
+    raise unknown_region_error(name)
 
 
 def unknown_region_error(name: str) -> InferenceError:

@@ -153,7 +153,7 @@ LONGEST_NAME = 1024
 
 
 class ClientRegions:
-    """Registers, finds and forgets regions; see :class:`pybackend.inference.region.RegionFinder`."""
+    """Registers, finds and forgets regions; see :data:`pybackend.inference.region.FindRegion`."""
 
     def __init__(self, *, enabled: bool, is_reserved: Callable[[int], bool] = lambda _descriptor: False) -> None:
         self._enabled = enabled

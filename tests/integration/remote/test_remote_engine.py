@@ -194,7 +194,7 @@ def test_the_largest_numbers_that_clients_may_send_cross(lab: Lab, name: str) ->
 def test_a_region_beyond_all_memory_is_refused_as_by_the_engine(lab: Lab) -> None:
     async def main() -> None:
         admission = lab.remote.open("identity", "", CLIENT)
-        part = admission.regions.find("region", 2**64 - 1, 4)
+        part = admission.find_region("region", 2**64 - 1, 4)
         tensor = tensor_in_region("IN", "FP32", [1], part)
         response = await infer(admission, tensor, regions={})
         assert response.error is not None
@@ -308,7 +308,7 @@ def test_the_engine_knows_the_regions_of_outputs(lab: Lab, inputs: list[InputTen
 
     async def main() -> str:
         admission = lab.remote.open("identity", "", CLIENT)
-        part = admission.regions.find("nowhere", 0, 4)
+        part = admission.find_region("nowhere", 0, 4)
         answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
         request = InferenceRequest("identity", inputs=inputs, regions={"OUT": RegionOutput.of(part)})
         admission.submit(request, answer.set_result, Checked.ALL)

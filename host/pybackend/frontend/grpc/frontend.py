@@ -111,8 +111,8 @@ class GrpcFrontend(Port[Any], Generic[_Engine_co]):
         admission = self.engine.open(message.model_name, message.model_version, sender)
         memory, signature = self.memory, admission.signature
         plans = None if memory is None else memory.plans.of(signature)
-        version, regions = admission.model_version, self.engine.regions
-        return admission, decode_message(message, signature, version, self.limits, plans, regions)
+        version, find_region = admission.model_version, self.engine.find_region
+        return admission, decode_message(message, signature, version, self.limits, plans, find_region)
 
     def plan_large(self, message: InferMessage, admission: ClientAdmission, *, arriving: bool) -> Steps[InferPlan]:
         """The request in the parts of a large message, in steps of a few milliseconds; an InferenceError if it is refused.
@@ -121,10 +121,10 @@ class GrpcFrontend(Port[Any], Generic[_Engine_co]):
         """
         signature, version = admission.signature, admission.model_version
         plans = None if self.memory is None else self.memory.plans.of(signature)
-        regions = self.engine.regions
+        find_region = self.engine.find_region
         if arriving:
-            return plan_arriving(message, signature, version, self.limits, plans, regions)
-        return (yield from decode_in_steps(message, signature, version, self.limits, plans, regions))
+            return plan_arriving(message, signature, version, self.limits, plans, find_region)
+        return (yield from decode_in_steps(message, signature, version, self.limits, plans, find_region))
 
     def refused(self, error: InferenceError, address: str, model: str = "") -> None:
         """Count a request that was answered with this error before a model had accepted it."""

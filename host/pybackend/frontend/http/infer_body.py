@@ -92,7 +92,7 @@ def _parsed(
         model_version=admission.model_version,
         limits=limits,
         available_bytes=available_bytes,
-        regions=admission.regions,
+        find_region=admission.find_region,
     )
     if json_length is not None:
         plan.checked = validate_header(plan.request, signature, plan.binary_inputs)
@@ -216,7 +216,7 @@ class StreamedBody(Body[InferPlan]):
             limits=self._limits,
             available_bytes=available,
             room_for=self._room_for,
-            regions=self._admission.regions,
+            find_region=self._admission.find_region,
         )
         self._collected, rest, self._rest = bytearray(), self._rest, bytearray()
         plan.checked = Checked.HEADER if plan.binary_inputs else Checked.ALL  # the codec has made the bytes itself

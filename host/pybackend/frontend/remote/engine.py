@@ -24,7 +24,7 @@ from pybackend.errors import ErrorCode, InferenceError, NotServingError, Unknown
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import MOST_BACKLOG_BYTES, MOST_FRAME_BYTES, Channel, OnEnd
 from pybackend.frontend.remote.memory import LATE_BYTES, BlockLease, FrontEndMemory, InputPool, LateLease
-from pybackend.inference.region import IN_REGION, RegionPart, source_of
+from pybackend.inference.region import IN_REGION, FindRegion, RegionPart, source_of
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import Buffer, OutputTensor
@@ -148,8 +148,8 @@ class RemoteAdmission:
         return self._version.model_version
 
     @property
-    def regions(self) -> RemoteRegions:
-        return self._version.engine.regions
+    def find_region(self) -> FindRegion:
+        return self._version.engine.find_region
 
     @property
     def is_decoupled(self) -> bool:
@@ -234,12 +234,9 @@ class _NamedRegion:
         raise NotImplementedError
 
 
-class RemoteRegions:
-    """Finds all regions: the engine knows whether there are such."""
-
-    def find(self, name: str, offset: int, nbytes: int) -> RegionPart:
-        """A part of a region; here the offset counts from the beginning of the region."""
-        return RegionPart(_NamedRegion(name), offset, nbytes)
+def _named_part(name: str, offset: int, nbytes: int) -> RegionPart:
+    """A part of a region, whether there is one or not; here the offset counts from the beginning of the region."""
+    return RegionPart(_NamedRegion(name), offset, nbytes)
 
 
 class RemoteRefusals(Refusals):
@@ -273,7 +270,7 @@ class RemoteEngine:
         self.refusals = RemoteRefusals(self)
         self.tracer = Tracer()  # traces nothing: the engine's process answers requests that may be traced
         self.traces = False
-        self.regions = RemoteRegions()
+        self.find_region: FindRegion = _named_part
         self.on_tracing: Callable[[], None] = lambda: None
         self.waiting: dict[int, RemotePending] = {}
         self._ticket = 0

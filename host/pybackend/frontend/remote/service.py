@@ -366,7 +366,7 @@ class FrontEndService:
         if regions is not None and len(regions.outputs) > len(self._version(asked.handle).signature.outputs):
             raise RemoteProtocolError("a request with more places for outputs than its model has")
         parts = iter(() if regions is None else regions.inputs)
-        find = self._engine.regions.find
+        find = self._engine.find_region
         try:
             for number, nbytes, in_block in known.others:
                 tensor = request.inputs[number]

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from pybackend.errors import InferenceError, invalid
-from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
+from pybackend.inference.region import FindRegion, RegionOutput, RegionPart, no_region, tensor_in_region
 from pybackend.inference.request import InferenceRequest, ParameterValue, RequestFlags
 from pybackend.inference.tensor import MOST_DIMS, InputTensor
 from pybackend.inference.validation import validate_header
@@ -48,7 +48,7 @@ def decode_message(
     model_version: str,
     limits: BodyLimits,
     plans: PlanCache | None,
-    regions: RegionFinder = NO_REGIONS,
+    find_region: FindRegion = no_region,
 ) -> InferPlan:
     """The request in a message.
 
@@ -60,7 +60,7 @@ def decode_message(
         if message.id or message.parameters:
             _apply_parameters(plan, message)
         return plan
-    return at_once(decode_in_steps(message, signature, model_version, limits, plans, regions))
+    return at_once(decode_in_steps(message, signature, model_version, limits, plans, find_region))
 
 
 def decode_in_steps(
@@ -69,11 +69,11 @@ def decode_in_steps(
     model_version: str,
     limits: BodyLimits,
     plans: PlanCache | None,
-    regions: RegionFinder = NO_REGIONS,
+    find_region: FindRegion = no_region,
 ) -> Steps[InferPlan]:
     """Like :func:`decode_message`, in steps of a few milliseconds; for messages that are large and whole."""
     raw_sizes = [len(data) for data in message.raw]
-    plan = yield from _plan_unknown(message, signature, model_version, limits, plans, raw_sizes, regions)
+    plan = yield from _plan_unknown(message, signature, model_version, limits, plans, raw_sizes, find_region)
     for (tensor, _), data in zip(plan.binary_inputs, message.raw, strict=False):
         tensor.data = data
     return plan
@@ -85,7 +85,7 @@ def plan_arriving(
     model_version: str,
     limits: BodyLimits,
     plans: PlanCache | None,
-    regions: RegionFinder = NO_REGIONS,
+    find_region: FindRegion = no_region,
 ) -> InferPlan:
     """The request in a message whose raw tensors have not arrived.
 
@@ -94,7 +94,7 @@ def plan_arriving(
     """
     plan = None if plans is None else plans.get(message.head)
     if plan is None:
-        return at_once(_plan_unknown(message, signature, model_version, limits, plans, None, regions))
+        return at_once(_plan_unknown(message, signature, model_version, limits, plans, None, find_region))
     _apply_parameters(plan, message)
     return plan
 
@@ -118,7 +118,7 @@ def _plan_unknown(
     limits: BodyLimits,
     plans: PlanCache | None,
     raw_sizes: list[int] | None,
-    regions: RegionFinder,
+    find_region: FindRegion,
 ) -> Steps[InferPlan]:
     """The plan of a message whose head is new, or whose tensors have wrong sizes; without raw tensors."""
     skeleton, cut = cut_contents(message.head)
@@ -129,10 +129,10 @@ def _plan_unknown(
     names: set[str] = set()
     for item in head.inputs:
         request.inputs.append(_tensor(item, names, request.id))
-    plan.output_format = _read_outputs(head.outputs, request, signature, regions)
+    plan.output_format = _read_outputs(head.outputs, request, signature, find_region)
     has_raw = raw_sizes is None or bool(raw_sizes)
     for place, (item, tensor) in enumerate(zip(head.inputs, list(request.inputs), strict=True)):
-        part = _source_region(item, has_raw, signature.model_name, regions)
+        part = _source_region(item, has_raw, signature.model_name, find_region)
         if part is not None:
             request.inputs[place] = tensor_in_region(tensor.name, tensor.datatype, tensor.shape, part)
             request.regions = request.regions or {}
@@ -172,7 +172,7 @@ def _tensor(item: Any, names: set[str], request_id: str) -> InputTensor:
     return InputTensor(name, datatype, list(item.shape))
 
 
-def _source_region(item: Any, has_raw: bool, model_name: str, regions: RegionFinder) -> RegionPart | None:
+def _source_region(item: Any, has_raw: bool, model_name: str, find_region: FindRegion) -> RegionPart | None:
     """The part of a region that has an input's data, None if it is in the message; refuses an input with two sources."""
     named = _named_region(item.parameters, item.name) if item.parameters else None
     if named is not None:
@@ -181,7 +181,7 @@ def _source_region(item: Any, has_raw: bool, model_name: str, regions: RegionFin
                 f"unexpected 'content' provided when using shared memory for input tensor '{item.name}' for model "
                 f"'{model_name}'"
             )
-        return regions.find(*named)
+        return find_region(*named)
     if has_raw and item.HasField("contents"):
         raise invalid(
             f"contents field must not be specified when using raw_input_contents for '{item.name}' for model "
@@ -217,7 +217,7 @@ def _memory_parameter(parameters: Any, name: str, kind: str, tensor_name: str) -
 
 
 def _read_outputs(
-    outputs: Any, request: InferenceRequest, signature: ModelSignature, regions: RegionFinder
+    outputs: Any, request: InferenceRequest, signature: ModelSignature, find_region: FindRegion
 ) -> OutputFormat:
     classes: dict[str, ClassRequest] = {}
     names: dict[str, None] = {}
@@ -234,7 +234,7 @@ def _read_outputs(
             if count:
                 raise classes_in_region_error()
             request.regions = request.regions or {}
-            request.regions[name] = RegionOutput.of(regions.find(*named))
+            request.regions[name] = RegionOutput.of(find_region(*named))
         if count and name in signature.outputs:  # the validation reports unknown names
             classes[name] = ClassRequest(count, signature.max_batch_size > 0, signature.outputs[name].labels)
     request.requested_outputs = tuple(names)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pybackend.errors import InferenceError, invalid
-from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
+from pybackend.inference.region import FindRegion, RegionOutput, RegionPart, no_region, tensor_in_region
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import MOST_DIMS, InputTensor, element_count
 from pybackend.modelconfig.signature import ModelSignature
@@ -59,7 +59,7 @@ class DocumentReader:
     has_header_length: bool
     available_bytes: int | None
     cut_tensors: CutTensors | None = None
-    regions: RegionFinder = NO_REGIONS
+    find_region: FindRegion = no_region
 
     def read(self, text: bytes) -> InferPlan:
         document = parse_document(text, None if self.cut_tensors is None else self.cut_tensors.offset)
@@ -157,9 +157,9 @@ class DocumentReader:
         region = as_string(parameters[_REGION], _REGION)
         offset = as_unsigned(optional(parameters, _OFFSET, 0), _OFFSET)
         if optional(parameters, _BYTE_SIZE) is None:
-            self.regions.find(region, offset, 0)  # an unknown region is the first mistake
+            self.find_region(region, offset, 0)  # an unknown region is the first mistake
             raise region_size_error(tensor_name)
-        return self.regions.find(region, offset, as_unsigned(parameters[_BYTE_SIZE], _BYTE_SIZE))
+        return self.find_region(region, offset, as_unsigned(parameters[_BYTE_SIZE], _BYTE_SIZE))
 
     def _take_data(self, tensor: InputTensor, data: Any, count: int) -> None:
         """Give a tensor the wire bytes of its JSON ``data`` member, now or later."""

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from pybackend.errors import InferenceError, invalid
-from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
+from pybackend.inference.region import FindRegion, RegionOutput, RegionPart, no_region, tensor_in_region
 from pybackend.inference.request import InferenceRequest, ParameterValue, request_prefix
 from pybackend.inference.tensor import INT64_MAX, Buffer, InputTensor
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
@@ -91,7 +91,7 @@ def parse_infer(
     limits: BodyLimits,
     available_bytes: int | None = None,
     cut_tensors: CutTensors | None = None,
-    regions: RegionFinder = NO_REGIONS,
+    find_region: FindRegion = no_region,
 ) -> InferPlan:
     """Parse the JSON part of an infer request. The plan is not validated against the model yet.
 
@@ -104,14 +104,23 @@ def parse_infer(
     limits.check_json(len(header))
     try:
         return _parse_fast(
-            header, header_length is not None, signature, model_version, limits, available_bytes, cut_tensors, regions
+            header,
+            header_length is not None,
+            signature,
+            model_version,
+            limits,
+            available_bytes,
+            cut_tensors,
+            find_region,
         )
     except (_UnusualError, ValueError, OverflowError, RecursionError):
         pass  # msgspec's errors and Unicode errors are ValueErrors
     if cut_tensors is not None:
         cut_tensors.tensors.clear()
     has_header_length = header_length is not None
-    reader = DocumentReader(signature, model_version, limits, has_header_length, available_bytes, cut_tensors, regions)
+    reader = DocumentReader(
+        signature, model_version, limits, has_header_length, available_bytes, cut_tensors, find_region
+    )
     return reader.read(bytes(header))
 
 
@@ -123,7 +132,7 @@ def _parse_fast(
     limits: BodyLimits,
     available_bytes: int | None,
     cut_tensors: CutTensors | None,
-    regions: RegionFinder,
+    find_region: FindRegion,
 ) -> InferPlan:
     document = _decode(header)
     request = InferenceRequest(signature.model_name, model_version, id=document.id or "")
@@ -142,7 +151,7 @@ def _parse_fast(
             if parameters is not None and parameters.shared_memory_region is not UNSET:
                 if item.data is not UNSET:
                     raise _UnusualError
-                tensor = tensor_in_region(item.name, item.datatype, item.shape, _region_part(parameters, regions))
+                tensor = tensor_in_region(item.name, item.datatype, item.shape, _region_part(parameters, find_region))
                 request.regions = {}
             elif cut_tensors is None:
                 tensor.data = _json_data(item, count, limits)
@@ -165,7 +174,7 @@ def _parse_fast(
     if document.outputs is None:
         wanted_format = ALL_BINARY if binary_default else ALL_JSON
     else:
-        wanted_format = _read_outputs(document.outputs, request, binary_default, regions)
+        wanted_format = _read_outputs(document.outputs, request, binary_default, find_region)
     return InferPlan(request, binary_inputs, binary_bytes, wanted_format)
 
 
@@ -185,11 +194,11 @@ def _cut_out(item: _Input, tensor: InputTensor, count: int, limits: BodyLimits, 
         raise _UnusualError
 
 
-def _region_part(parameters: _InputParameters | _OutputParameters, regions: RegionFinder) -> RegionPart:
+def _region_part(parameters: _InputParameters | _OutputParameters, find_region: FindRegion) -> RegionPart:
     if parameters.shared_memory_region is UNSET or parameters.shared_memory_byte_size is UNSET:
         raise _UnusualError
     try:
-        return regions.find(
+        return find_region(
             parameters.shared_memory_region, parameters.shared_memory_offset, parameters.shared_memory_byte_size
         )
     except InferenceError:
@@ -197,7 +206,7 @@ def _region_part(parameters: _InputParameters | _OutputParameters, regions: Regi
 
 
 def _read_outputs(
-    outputs: list[_Output], request: InferenceRequest, binary_default: bool, regions: RegionFinder
+    outputs: list[_Output], request: InferenceRequest, binary_default: bool, find_region: FindRegion
 ) -> OutputFormat:
     forms: dict[str, bool] = {}
     for output in outputs:
@@ -211,7 +220,7 @@ def _read_outputs(
                 raise _UnusualError
             forms[output.name] = False
             request.regions = request.regions or {}
-            request.regions[output.name] = RegionOutput.of(_region_part(parameters, regions))
+            request.regions[output.name] = RegionOutput.of(_region_part(parameters, find_region))
         else:
             forms[output.name] = parameters.binary_data is not UNSET and parameters.binary_data
     if len(forms) != len(outputs):

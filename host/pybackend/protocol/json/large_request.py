@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from pybackend.errors import InferenceError, invalid
-from pybackend.inference.region import NO_REGIONS, RegionFinder
+from pybackend.inference.region import FindRegion, no_region
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import validate_header
 from pybackend.modelconfig.signature import ModelSignature
@@ -47,7 +47,7 @@ def parse_large(
     limits: BodyLimits,
     available_bytes: int | None,
     room_for: Callable[[InputTensor, int], memoryview],
-    regions: RegionFinder = NO_REGIONS,
+    find_region: FindRegion = no_region,
 ) -> Generator[None, None, InferPlan]:
     """The work of ``parse_infer`` and then ``validate_header``, in steps.
 
@@ -65,7 +65,7 @@ def parse_large(
         limits=limits,
         available_bytes=available_bytes,
         cut_tensors=cut_tensors,
-        regions=regions,
+        find_region=find_region,
     )
     _check_unclaimed(text, outline, cut_tensors)
     yield

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from pybackend.errors import InferenceError
 from pybackend.frontend.http.infer_body import StreamedBody, decode_body
+from pybackend.inference.region import no_region
 from pybackend.inference.validation import Checked, validate_bytes_tensors, validate_header
-from pybackend.ipc.client_regions import ClientRegions
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCache
 from tests.support.fuzzing import examples
@@ -21,7 +21,7 @@ class Admission:
 
     is_current = True
     model_version = ""
-    regions = ClientRegions(enabled=False)
+    find_region = staticmethod(no_region)
 
     def __init__(self, signature):
         self.signature = signature
