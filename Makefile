@@ -162,9 +162,10 @@ lint: $(MARK)-dev ## ruff, mypy, the import contracts, and the rules for sources
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tests.lint
 
-format: $(MARK)-dev ## let ruff format and fix what it can
+format: $(MARK)-dev ## let ruff format and fix what it can, and wrap the lines of pages
 	$(BIN)/ruff check --fix --exit-zero
 	$(BIN)/ruff format
+	$(BIN)/python -m tests.lint.columns
 
 flags: $(MARK)-dev ## write the flags of `pybackend serve` into the manual
 	$(BIN)/python -m tests.lint.flag_page
