@@ -162,9 +162,10 @@ lint: $(MARK)-dev ## ruff, mypy, the import contracts, and the rules for sources
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tests.lint
 
-format: $(MARK)-dev ## let ruff format and fix what it can
+format: $(MARK)-dev ## let ruff format and fix what it can, and wrap the lines of pages
 	$(BIN)/ruff check --fix --exit-zero
 	$(BIN)/ruff format
+	$(BIN)/python -m tests.lint.columns
 
 snapshots: $(MARK)-dev $(NODE_MODULES) ## write the texts that tests compare as a whole anew: read the difference
 	$(TESTS) --all --snapshot-update $(shell grep -rl --include='test_*.py' '^ *assert .* == snapshot' tests) $(PYTEST_ARGS)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests.lint.columns import WIDTH, wrapped
 from tests.lint.prose import PATTERNS, faults_in, paragraphs, texts_of_code
 from tests.lint.quoted_texts import is_in_the_source
 from tests.lint.snapshots import unused
@@ -59,3 +60,29 @@ def test_a_stale_quote_is_found():
 def test_a_snapshot_without_its_row_is_found():
     names = ["test_a[x]", "test_a[x].1", "test_a[y]", "test_b"]
     assert unused(names, {"test_a[x]", "test_b"}) == ["test_a[y]"]
+
+
+WORD, CODE, LINK = "w" * 50, "`some code of several words, which stays whole`", "[a link](" + "x" * 60 + ".md)"
+UNTOUCHED = (
+    f"# {WORD} {WORD} {WORD}\n\n| {WORD} | {WORD} {WORD} |\n\n```\n{WORD} {WORD} {WORD}\n```\n\nshort\nlines stay\n"
+)
+"""A heading, a table, code and a paragraph without a long line."""
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        (UNTOUCHED, UNTOUCHED),
+        (f"{WORD} {WORD} {CODE}\nends.\n", f"{WORD} {WORD}\n{CODE} ends.\n"),
+        (f"{WORD} {WORD} {WORD}{LINK}\n", f"{WORD} {WORD}\n{WORD}[a\nlink]{LINK.partition(']')[2]}\n"),
+        (f"* {WORD} {WORD} {WORD}\n  goes on\n* next\n", f"* {WORD} {WORD}\n  {WORD} goes on\n* next\n"),
+        (f"1. {WORD} {WORD} {WORD}\n", f"1. {WORD} {WORD}\n   {WORD}\n"),
+    ],
+)
+def test_long_prose_is_wrapped_and_nothing_else(page, expected):
+    assert wrapped(page) == expected
+
+
+@pytest.mark.parametrize("mark", ["-", "*", "1.", "#", "|", ">"])
+def test_a_wrapped_line_begins_nothing_else(mark):
+    assert wrapped("x" * (WIDTH - 1) + f" {mark} more").splitlines()[0].endswith(f" {mark}")
