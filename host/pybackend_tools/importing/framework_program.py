@@ -15,6 +15,9 @@ from typing import Any
 QUESTION, REQUEST, ANSWER = "question.json", "request", "answer"
 """The file beside this one with ``kind``, ``path`` (of the framework's file) and ``config`` (complete), and the two tensors."""
 
+CLASSES = "classes_"
+"""The kind of a question for the names of classes, and the name of the answer."""
+
 _TYPES = {"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "float32", "BYTES": "object"}
 
 
@@ -120,6 +123,13 @@ def _sklearn(path: str, config: dict[str, Any]) -> Any:
         return {name: getattr(estimator, _METHODS[name])(rows) for name in names}
 
     return predict
+
+
+def _classes(path: str, _config: dict[str, Any]) -> Any:
+    """The names of an estimator's classes in the order of its probabilities; none of what has no classes, or several sets of them."""
+    classes = getattr(_estimator(path), CLASSES, ())
+    texts = [] if isinstance(classes, list) else [str(each) for each in importlib.import_module("numpy").ravel(classes)]
+    return lambda _inputs: {CLASSES: importlib.import_module("numpy").array(texts, object)}
 
 
 def _estimator(path: str) -> Any:
@@ -325,6 +335,7 @@ def _generated(model: Any, tokenizer: Any, inputs: dict[str, Any]) -> list[str]:
 
 
 _PREDICTORS = {
+    CLASSES: _classes,
     "onnx": _onnx,
     "xgboost": _xgboost,
     "lightgbm": _lightgbm,
