@@ -224,7 +224,13 @@ def _reason(message: str) -> str:
 
 
 def cause_of(message: str) -> str:
-    """The cause in the message of a failed request, in one line: without the server's words before it, and without the traceback."""
+    """The cause in the message of a failed request, in one line: without the server's words before it, and without the traceback.
+
+    A long one ends between two words: a part of a path would lead nowhere.
+    """
     raised = message.partition(_TRACEBACK)[0]
     text = " ".join((raised.partition(_RAISED)[2] or raised).split()).removeprefix(_DELIBERATE)
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    words = text[: _MOST_CHARACTERS + 1].rpartition(" ")[0]
+    return f"{words} ..." if words else f"{text[:_MOST_CHARACTERS]}..."

@@ -1,16 +1,13 @@
 """Cures of the usual slips: a sentence for the author, which follows the exception's own message.
 
 Exceptions of Python and NumPy say what failed, but they know nothing of tensors: ``'NoneType' object has no attribute
-'as_numpy'`` comes from an input's misspelt name. Nothing here runs before something has failed, but the notes of
-tensors that a model wanted and that are not there.
+'as_numpy'`` comes from an input's misspelt name. This module is imported once something has failed.
 """
 
 import re
-import sys
-from collections import deque
-from types import CodeType
-from typing import Any, Deque, List, NamedTuple, Tuple, Union
-from weakref import ReferenceType, ref
+from typing import Any
+
+from pybackend_sdk.missed import MISSED, names_of
 
 _MOST_CHARACTERS = 2000
 """Searched of a message, which may quote the data of a request."""
@@ -21,6 +18,7 @@ _NOT_TEXT = re.compile(
     r"|concatenate str \(not \"bytes\"\)|bytes or a tuple of bytes, not str|bytes-like object, not 'str'"
     r"|\bstr(ing)?\b.*\b(not|got|found|given)\b:? (type )?[<'\"(]*(class ')?bytes\b"
 )
+_METHOD_OF_ELEMENT = re.compile(r"'numpy\.ndarray' object has no attribute '(\w+)'")
 _METHOD_OF_TEXT = re.compile(r"'bytes' object has no attribute '(\w+)'")
 _DOUBLE = re.compile(
     r"expected scalar type Float but found Double|Double and Float|Float and Double|double != float|float != double"
@@ -37,32 +35,6 @@ _RAISE = (
     "`pb_utils.InferenceResponse(error=pb_utils.TritonError(...))`"
 )
 _LOOP = "`await` and `async_exec()` need a coroutine: write `async def execute`, or call `exec()`, which waits"
-
-
-class _Missed(NamedTuple):
-    """A tensor that a model wanted and that is not there: an input of a request, or an output of a response."""
-
-    of: "Union[ReferenceType[Any], Tuple[CodeType, ...]]"  # the request, or the functions in which the output may be used
-    name: str
-    why: str  # for an output
-    failed: bool  # whether the response is an error
-
-
-_missed: "Deque[_Missed]" = deque(maxlen=16)
-
-
-def note_missing_input(request: Any, name: str) -> None:
-    """Remember an input that a request does not have. Optional inputs may be absent, so this must cost next to nothing."""
-    _missed.append(_Missed(ref(request), name, "", False))
-
-
-def note_missing_output(why: str, *, failed: bool) -> None:
-    """Remember that a response does not have an output that the model wants, for its function and that one's caller."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("pybackend_sdk."):
-        frame = frame.f_back
-    functions = (frame.f_code,) if frame.f_back is None else (frame.f_code, frame.f_back.f_code)
-    _missed.append(_Missed(functions, "", why, failed))
 
 
 def cure_of(exception: BaseException, message: str) -> str:
@@ -84,6 +56,9 @@ def cure_of(exception: BaseException, message: str) -> str:
         return "`await` it, in an `async def`"
     if _AWAITED.search(message):
         return "`exec()` waits itself: leave `await` out, or call `async_exec()`"
+    method = _METHOD_OF_ELEMENT.search(message)
+    if method and hasattr(bytes, method.group(1)):
+        return "`as_numpy()` is an array of elements: `array.item().decode()` is the only one of a BYTES tensor as str"
     method = _METHOD_OF_TEXT.search(message)
     if _NOT_TEXT.search(message) or (method and hasattr(str, method.group(1))):
         return DECODE
@@ -93,20 +68,15 @@ def cure_of(exception: BaseException, message: str) -> str:
 def _about_missing(exception: BaseException, *, any_miss: bool) -> str:
     """Say which tensor was missed last where the exception comes from; only after failed calls unless ``any_miss``."""
     function = _innermost(exception)
-    for missed in reversed(_missed):
-        if isinstance(missed.of, tuple):
-            if (any_miss or missed.failed) and function in missed.of:
-                return str(missed.why)
+    for of, text, failed in reversed(MISSED):
+        if isinstance(of, tuple):
+            if (any_miss or failed) and function in of:
+                return text
         elif any_miss:
-            request = missed.of()
+            request = of()
             if request is not None:
-                return f"The request has no input '{missed.name}': its inputs are {names_of(request.inputs())}"
+                return f"The request has no input '{text}': its inputs are {names_of(request.inputs())}"
     return ""
-
-
-def names_of(tensors: "List[Any]") -> str:
-    """The names of tensors, for a sentence."""
-    return ", ".join(f"'{tensor.name()}'" for tensor in tensors) or "none"
 
 
 def _innermost(exception: BaseException) -> Any:

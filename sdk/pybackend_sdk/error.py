@@ -3,7 +3,6 @@
 from typing import Any, ClassVar, Dict, List, Sequence, Tuple, Union
 
 from pybackend_sdk.arguments import incompatible
-from pybackend_sdk.cures import cure_of
 from pybackend_wire.errors import ErrorCode
 
 FRAME_LIMIT, REPEATED_LIMIT = 100, 3
@@ -89,6 +88,8 @@ def format_exception(exception: BaseException, hidden_prefixes: Sequence[str] = 
 
 
 def _advice(exception: BaseException, message: str) -> str:
+    from pybackend_sdk.cures import cure_of  # only errors need it: its expressions take a millisecond
+
     try:
         cure = cure_of(exception, message)
     except Exception:  # noqa: BLE001  it looks at the model's own objects

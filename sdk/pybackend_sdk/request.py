@@ -4,8 +4,8 @@ from enum import IntEnum
 from typing import Any, Awaitable, List, NamedTuple, Optional, Sequence, Set, Union
 
 from pybackend_sdk.arguments import INT64_MAX, INT64_MIN, UINT32_MAX, UINT64_MAX, incompatible, integer, sequence, text
-from pybackend_sdk.cures import note_missing_input
 from pybackend_sdk.error import TritonModelException
+from pybackend_sdk.missed import note_missing_input
 from pybackend_sdk.response import InferenceResponse, Parameters, ResponseIterator, checked_parameters, parameters_json
 from pybackend_sdk.response_sender import InferenceResponseSender
 from pybackend_sdk.runtime import current_runtime

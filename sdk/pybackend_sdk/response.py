@@ -5,8 +5,8 @@ import threading
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Union
 
 from pybackend_sdk.arguments import INT64_MAX, INT64_MIN, incompatible, sequence, text
-from pybackend_sdk.cures import names_of, note_missing_output
 from pybackend_sdk.error import TritonError, TritonModelException
+from pybackend_sdk.missed import names_of, note_missing_output
 from pybackend_sdk.tensor import Tensor
 
 ParameterValue = Union[bool, int, float, str]

@@ -18,6 +18,7 @@ import pytest
 from pybackend.cli import main
 from pybackend.modelconfig.parser import parse_config_text
 from tests.support.gates import wait_until
+from tests.support.inference import infer
 from tests.support.server import serving
 
 pytestmark = pytest.mark.e2e
@@ -204,6 +205,44 @@ def test_a_pickle_with_strings_is_imported_when_it_is_trusted(tmp_path, capsys):
     ]
     config = parse_config_text((tmp_path / "models/mood/config.pbtxt").read_text(), "written")
     assert config["parameters"]["PICKLE"] == {"string_value": "trusted"}
+    (output,) = [each for each in config["output"] if each["name"] == "probabilities"]
+    assert output["label_filename"] == "labels.txt"
+    assert (tmp_path / "models/mood/labels.txt").read_text() == "no\nyes\n"
+
+
+@pytest.mark.thorough
+def test_an_imported_classifier_keeps_the_names_of_its_classes(tmp_path, capsys):
+    """The label file names the columns of the probabilities in their order, whatever the order in the data was."""
+    pytest.importorskip("sklearn")
+    skops = pytest.importorskip("skops.io")
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.linear_model import LinearRegression, LogisticRegression
+
+    points, animals = [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], ["owl", "cat", "dog"]
+    estimators = {
+        "animals": LogisticRegression().fit(points, animals),
+        "numbers": LogisticRegression().fit(points, [0, 1, 2]),
+        "years": RandomForestClassifier(2, random_state=0).fit(points, [1999, 2004, 2001]),
+        "line": LinearRegression().fit(points, [0, 1, 2]),
+    }
+    for name, estimator in estimators.items():
+        skops.dump(estimator, tmp_path / f"{name}.skops")
+        flags = ["--backend=fil"] if name == "years" else []
+        assert main(["import", str(tmp_path / f"{name}.skops"), f"--repository={tmp_path / 'models'}", *flags]) == 0
+    said = capsys.readouterr().out
+    assert f"its 3 classes are in {tmp_path}/models/animals/labels.txt: cat, dog, owl\n" in said
+    labels = {name: tmp_path / "models" / name / "labels.txt" for name in estimators}
+    assert {name: path.read_text().split() for name, path in labels.items() if path.exists()} == {
+        "animals": ["cat", "dog", "owl"],
+        "years": ["1999", "2001", "2004"],
+    }
+    assert [path.name for path in (tmp_path / "models").iterdir() if path.name.startswith(".")] == []
+    with serving(tmp_path / "models") as server:
+        inputs = {"input": np.array([[0.0, 5.0]])}
+        answer = infer(
+            server, "animals", inputs, outputs=[{"name": "probabilities", "parameters": {"classification": 1}}]
+        )
+        assert [text.split(b":")[1:] for text in answer["probabilities"].ravel()] == [[b"1", b"dog"]]
 
 
 USURPS = """

@@ -57,7 +57,7 @@ from pybackend_addons.openai.protocol.request import (
     text_requests,
     wrong_dimensions_error,
 )
-from pybackend_addons.openai.tensors import NEEDED, openai_tensors_in
+from pybackend_addons.openai.tensors import NEEDED_FOR_EMBEDDINGS, NEEDED_FOR_TEXTS, openai_tensors_in
 
 _SENDER = Sender("http")
 _LIMIT = RouteLimit(MAX_BODY_BYTES)
@@ -197,13 +197,15 @@ class OpenAiRoutes:
                 add_parameters(each, forwarded)
         return made
 
-    def _open(self, request: Request, name: str) -> ModelAdmission:
+    def _open(self, request: Request, asked: TextRequest | EmbeddingRequest) -> ModelAdmission:
         """The admission of one inference request; it is counted if there is none."""
+        name = asked.model
         with self._counted(request, name):
             admission = self._engine.open(name, "", _SENDER)
             if openai_tensors_in(admission.signature) is None:
+                needed = NEEDED_FOR_TEXTS if isinstance(asked, TextRequest) else NEEDED_FOR_EMBEDDINGS
                 raise OpenAiError(
-                    f"model '{name}' has no tensors that OpenAI's routes know: name them by its parameters, {NEEDED}, or ask "
+                    f"model '{name}' has no tensors that OpenAI's routes know: name them by its parameters, {needed}, or ask "
                     f"/v2/models/{name}/infer",
                     "model",
                 )
@@ -226,7 +228,7 @@ class OpenAiRoutes:
 
     async def _submitted(self, request: Request, asked: TextRequest, stack: AsyncExitStack) -> list[_Growing]:
         """The streams of all requested texts."""
-        admission = self._open(request, asked.model)
+        admission = self._open(request, asked)
         tensors = openai_tensors_in(admission.signature)
         assert tensors is not None
         made = await self._made(request, text_requests(asked, admission.signature, admission.model_version))
@@ -237,7 +239,7 @@ class OpenAiRoutes:
                 await stack.enter_async_context(stream)
             growing.append(_Growing(stream, Choice(index, asked, tensors)))
             if index + 1 < len(made):
-                admission = self._open(request, asked.model)
+                admission = self._open(request, asked)
         return growing
 
     def _submission(
@@ -253,7 +255,7 @@ class OpenAiRoutes:
 
     async def _embedded(self, request: Request, asked: EmbeddingRequest) -> tuple[list[Any], int]:
         """The embeddings of all texts, in their order, and the number of tokens that the model tells."""
-        admission = self._open(request, asked.model)
+        admission = self._open(request, asked)
         signature = admission.signature
         tensors = openai_tensors_in(signature)
         assert tensors is not None
@@ -264,7 +266,7 @@ class OpenAiRoutes:
         async def rows_of(each: InferenceRequest) -> tuple[list[Any], int]:
             async with places:
                 count = each.inputs[0].shape[0] if signature.max_batch_size else 1
-                response = await self._open(request, asked.model).infer(each)
+                response = await self._open(request, asked).infer(each)
                 try:
                     if response.error is not None:
                         raise response.error.again()

@@ -69,9 +69,9 @@ NUMBERS = frozenset({"FP16", "FP32", "FP64"})
 _TRUTH = frozenset({"BOOL"})
 _TOKENS = frozenset({"INT32", "INT64"})
 
-NEEDED: Final = (
-    "an output OPENAI_TEXT_OUTPUT with an input OPENAI_PROMPT_INPUT or OPENAI_CHAT_INPUT, or OPENAI_EMBEDDING_OUTPUT with "
-    "OPENAI_EMBEDDING_INPUT or OPENAI_EMBEDDING_TOKENS_INPUT"
+NEEDED_FOR_TEXTS: Final = "an output OPENAI_TEXT_OUTPUT with an input OPENAI_PROMPT_INPUT or OPENAI_CHAT_INPUT"
+NEEDED_FOR_EMBEDDINGS: Final = (
+    "an output OPENAI_EMBEDDING_OUTPUT with an input OPENAI_EMBEDDING_INPUT or OPENAI_EMBEDDING_TOKENS_INPUT"
 )
 """The parameters that name what a route needs at least."""
 
@@ -127,7 +127,7 @@ def openai_tensors_of(config: ModelConfig) -> OpenAiTensors | None:
     if named and not (generates or tensors.embeds):
         raise _error(
             config,
-            f"parameters {', '.join(sorted(named))} lead nowhere: OpenAI's routes need {NEEDED}",
+            f"parameters {', '.join(sorted(named))} lead nowhere: OpenAI's routes need {NEEDED_FOR_TEXTS}, or {NEEDED_FOR_EMBEDDINGS}",
         )
     if named and not _is_complete(config, tensors):
         unfilled = next(

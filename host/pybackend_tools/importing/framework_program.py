@@ -112,6 +112,13 @@ def _sklearn(path: str, config: dict[str, Any]) -> Any:
     return predict
 
 
+def _classes(path: str, _config: dict[str, Any]) -> Any:
+    """The names of an estimator's classes in the order of its probabilities; none of what has no classes, or several sets of them."""
+    classes = getattr(probe.estimator(path), "classes_", ())
+    texts = [] if isinstance(classes, list) else [str(each) for each in importlib.import_module("numpy").ravel(classes)]
+    return lambda _inputs: {"classes_": importlib.import_module("numpy").array(texts, object)}
+
+
 def _rows(estimator: Any, inputs: dict[str, Any]) -> Any:
     """The argument of the estimator: an array, a list of texts, or a table with the columns that it was fitted on."""
     names = getattr(estimator, "feature_names_in_", None)
@@ -307,6 +314,7 @@ def _generated(model: Any, tokenizer: Any, inputs: dict[str, Any]) -> list[str]:
 
 
 _PREDICTORS = {
+    "classes_": _classes,
     "onnx": _onnx,
     "xgboost": _xgboost,
     "lightgbm": _lightgbm,

@@ -26,10 +26,13 @@ from pybackend_tools.importing.entry import Place, StagedEntry, place_of
 from pybackend_tools.importing.kinds import MLFLOW, Found
 from pybackend_tools.importing.measurement import Measures
 from pybackend_tools.importing.mlflow_directory import PYFUNC
-from pybackend_tools.importing.run import ENVIRONMENT, ImportRun, backed_by, signature_text, with_parameters
+from pybackend_tools.importing.run import ENVIRONMENT, LABELS, ImportRun, backed_by, signature_text, with_parameters
 from pybackend_tools.importing.verification import Comparison
 
 _DEFAULT_REPOSITORY, _DEFAULT_TIMEOUT_S, _DEFAULT_TOLERANCE = Path("models"), 600.0, 1e-4
+
+_MOST_CLASSES = 8
+"""Names of classes that a line shows."""
 
 _PLAIN_STEMS = frozenset({"checkpoint", "data", "file", "model", "pytorch_model", "saved_model", "xgboost", "lightgbm"})
 """Names of files that say nothing about the model: its directory names it then."""
@@ -226,6 +229,9 @@ def _report(run: ImportRun, place: Place, comparison: Comparison | None, *, as_j
         f"imported {run.found.source}, {run.found.kind.title}, as {place.model}, version {place.version}: "
         f"{signature_text(run.config)}{f', batches up to {most}' if most else ''}"
     )
+    if run.class_names:
+        shown = ", ".join(run.class_names[:_MOST_CLASSES]) + (", ..." if len(run.class_names) > _MOST_CLASSES else "")
+        print_text(f"its {len(run.class_names)} classes are in {place.model}/{LABELS}: {shown}")
     if comparison is not None and run.measures is not None:
         print_text("\n".join(_verification_lines(comparison, run.measures)))
     if run.found.requirements and ENVIRONMENT not in run.config.get("parameters", {}):

@@ -19,11 +19,15 @@ from pybackend.observability.logging import collected_warnings
 from pybackend_client.connection import Connection
 from pybackend_client.trial import Answer, Request, Trial, answers_to
 from pybackend_tools.importing.entry import SAMPLE_REQUEST, StagedEntry
-from pybackend_tools.importing.kinds import Found
+from pybackend_tools.importing.kinds import SKOPS, Found
 from pybackend_tools.importing.measurement import Measures, measure
 from pybackend_tools.importing.verification import Comparison, FrameworkModel, compare
 
 ENVIRONMENT = "EXECUTION_ENV_PATH"
+LABELS = "labels.txt"
+_OF_CLASSES = frozenset({"probabilities", "decision", "output__0"})
+"""Outputs of the backends of estimators that may have a number for each class."""
+
 _REQUIREMENTS = "requirements.txt"
 
 
@@ -40,6 +44,7 @@ class ImportRun:
     environments: Mapping[str, str] = field(default_factory=dict)  # the operator's choices, by backend
     config: dict[str, Any] = field(default_factory=dict)  # the complete configuration, once the model is loaded
     measures: Measures | None = None  # None unless ``verify``
+    class_names: list[str] = field(default_factory=list)  # that :data:`LABELS` has; empty for none
     warnings: list[str] = field(default_factory=list)  # what the server has logged about the model while it loaded
     _expected: list[dict[str, list[Any]]] = field(default_factory=list)
     _answered: list[tuple[Request, Answer]] = field(default_factory=list)
@@ -49,8 +54,13 @@ class ImportRun:
         lay_out(self.entry, self.found)
         if self.entry.place.adds:
             self.entry.copy_beside()
-        if self.verify:  # before any of its code runs
+        if self.verify or self._may_have_classes:  # before any of its code runs
             self.entry.share_version(self._framework.files)
+
+    @property
+    def _may_have_classes(self) -> bool:
+        """Whether a library may know names of classes that an answer does not have."""
+        return self.found.kind.name == SKOPS.name and not self.entry.place.adds
 
     @property
     def _framework(self) -> FrameworkModel:
@@ -64,6 +74,8 @@ class ImportRun:
         with said_if_slow("the model is loading, and its framework with it"):
             start_s = self._load(trial)
         self.config = trial.configuration()
+        if self._may_have_classes:
+            self._keep_class_names(connection)
         if not self.entry.place.adds:
             # Without its name, which is the directory's: so the directory can be renamed.
             self.entry.write(CONFIG_FILENAME, format_config_text(minimal_document(self.config)))
@@ -87,9 +99,28 @@ class ImportRun:
                     self.found.kind.name,
                     self.found.main,
                     self.config,
-                    rights_of(self.config, self.environments, self.entry.model),
+                    self._rights,
                     [request for request, _ in self._answered],
                 )
+
+    @property
+    def _rights(self) -> dict[str, Any]:
+        return rights_of(self.config, self.environments, self.entry.model)
+
+    def _keep_class_names(self, connection: Connection) -> None:
+        """Write a label file for the outputs that have a number for each class of an estimator."""
+        outputs = [each for each in self.config["output"] if each["name"] in _OF_CLASSES and not each["label_filename"]]
+        if not outputs:
+            return
+        with said_if_slow("the framework is asked for the names of the classes"):
+            names = self._framework.class_names(connection, self.found.main, self.config, self._rights)
+        fitting = [each for each in outputs if each["dims"][-1:] == [len(names)]]
+        if not fitting or names == [str(place) for place in range(len(names))] or any("\n" in each for each in names):
+            return
+        self.class_names = names
+        self.entry.write(LABELS, "".join(f"{name}\n" for name in names))
+        for each in fitting:
+            each["label_filename"] = LABELS
 
     def _load(self, trial: Trial) -> float:
         """Load the model with the first of its configurations that it accepts; returns how long that took, in seconds."""

@@ -20,6 +20,7 @@ from pybackend_tools.importing import probe
 
 _PROGRAM = Path(__file__).with_name("framework_program.py")
 _FILES = "files"
+_CLASSES = "classes_"  # the kind of question for the names of classes, and the name of the answer
 _CONFIG = {
     "backend": "python",
     "input": [{"name": "request", "data_type": "TYPE_STRING", "dims": [1]}],
@@ -72,6 +73,38 @@ class FrameworkModel:
         ``kind``: the name of the imported model's kind. ``file``: the file or directory that the framework loads,
         relative to :attr:`files`. ``parameters``: of the second model: its sandbox and its environment.
         """
+        try:
+            trial = self._load(connection, kind, file, config, parameters)
+            return [self._answer(trial, request) for request in requests]
+        except InferenceError as error:
+            raise ServerError(
+                f"the framework alone cannot compute the sample requests: {cause_of(error.message)}"
+            ) from None
+
+    def class_names(
+        self, connection: Connection, file: str, config: Mapping[str, Any], parameters: Mapping[str, Any]
+    ) -> list[str]:
+        """The names of an estimator's classes, in the order of its probabilities; empty if they cannot be had.
+
+        The arguments are those of :meth:`answers`.
+        """
+        try:
+            trial = self._load(connection, _CLASSES, file, config, parameters)
+            names = self._answer(trial, {"inputs": []}).get(_CLASSES, [])
+            trial.unload()
+        except (InferenceError, ServerError):
+            return []
+        return [name for name in names if isinstance(name, str)]
+
+    def _load(
+        self,
+        connection: Connection,
+        kind: str,
+        file: str,
+        config: Mapping[str, Any],
+        parameters: Mapping[str, Any],
+    ) -> Trial:
+        """Write the second model for a kind of question, and load it. Raises InferenceError: it does not load."""
         file = inner_file(self.files, file)
         version, question = self.files.parent, {"kind": kind, "path": f"{_FILES}/{file}", "config": config}
         for name, text in probe_files(_PROGRAM, question).items():
@@ -79,13 +112,8 @@ class FrameworkModel:
         text = format_config_text({**_CONFIG, "parameters": parameters})
         (self.directory / CONFIG_FILENAME).write_text(text, encoding="utf-8")
         trial = Trial(connection, self.directory.name)
-        try:
-            trial.load()
-            return [self._answer(trial, request) for request in requests]
-        except InferenceError as error:
-            raise ServerError(
-                f"the framework alone cannot compute the sample requests: {cause_of(error.message)}"
-            ) from None
+        trial.load()
+        return trial
 
     def _answer(self, trial: Trial, request: Request) -> dict[str, list[Any]]:
         tensor = {"name": "request", "datatype": "BYTES", "shape": [1], "data": [json.dumps(request)]}

@@ -329,7 +329,8 @@ OK = [{"text_output": "x"}]
     [
         ("completions", {"prompt": "[]"}, 400, "invalid_request_error", "model", None, "'model' is missing"),
         ("completions", {"model": "nix", "prompt": "a"}, 404, "invalid_request_error", "model", "model_not_found", "unknown model: 'nix'"),
-        ("completions", {"model": "double", "prompt": "a"}, 400, "invalid_request_error", "model", None, "parameters, an output OPENAI_TEXT_OUTPUT with an input OPENAI_PROMPT_INPUT or OPENAI_CHAT_INPUT, or"),
+        ("completions", {"model": "double", "prompt": "a"}, 400, "invalid_request_error", "model", None, "parameters, an output OPENAI_TEXT_OUTPUT with an input OPENAI_PROMPT_INPUT or OPENAI_CHAT_INPUT, or ask"),
+        ("embeddings", {"model": "double", "input": "a"}, 400, "invalid_request_error", "model", None, "parameters, an output OPENAI_EMBEDDING_OUTPUT with an input OPENAI_EMBEDDING_INPUT or OPENAI_EMBEDDING_TOKENS_INPUT, or ask"),
         ("completions", {"model": "lengths", "prompt": "a"}, 400, "invalid_request_error", "model", None, "generates no text"),
         ("embeddings", {"model": "script", "input": "a"}, 400, "invalid_request_error", "model", None, "has no embeddings"),
         ("completions", {"model": "script", "prompt": [1, 2]}, 400, "invalid_request_error", "prompt", None, "must be a text"),

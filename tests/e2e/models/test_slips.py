@@ -25,6 +25,9 @@ class Slips:
     def split(self, request):
         return self.text(request).split(" ")
 
+    def array_method(self, request):
+        return pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy().decode()
+
     def joined(self, request):
         return " ".join([self.text(request)])
 
@@ -105,6 +108,8 @@ DECODE = "The elements of a BYTES tensor are bytes: `.decode()` makes a str of o
 CURES = {
     "pattern": f"TypeError: cannot use a string pattern on a bytes-like object. {DECODE}.",
     "split": f"TypeError: a bytes-like object is required, not 'str'. {DECODE}.",
+    "array_method": "AttributeError: 'numpy.ndarray' object has no attribute 'decode'. `as_numpy()` is an array of elements: "
+    "`array.item().decode()` is the only one of a BYTES tensor as str.",
     "joined": f"TypeError: sequence item 0: expected str instance, bytes found. {DECODE}.",
     "lookup": f"KeyError: b'a word'. {DECODE}, where the keys are str.",
     "as_json": f"TypeError: Object of type bytes is not JSON serializable. {DECODE}.",

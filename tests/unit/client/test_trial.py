@@ -20,6 +20,8 @@ BEFORE, AFTER = (
         (f"{BEFORE}RuntimeError: shapes differ:\n  [1] and [2]{AFTER}", "RuntimeError: shapes differ: [1] and [2]"),
         ("Stub process 'm_0_0' is not healthy.", "Stub process 'm_0_0' is not healthy."),
         ("x" * 600, f"{'x' * 500}..."),
+        (f"{'x' * 490} /models/a/1/model.onnx is damaged", f"{'x' * 490} ..."),
+        (f"{'x' * 494} /a/b/ is damaged", f"{'x' * 494} /a/b/ ..."),
     ],
 )
 def test_the_cause_of_a_failed_request_stands_alone(message: str, cause: str) -> None:
