@@ -220,7 +220,7 @@ def test_a_program_that_forgets_stop_leaves_nothing() -> None:
         assert not os.path.exists(repository)
 
 
-def test_forks_have_no_part_in_the_server() -> None:
+def test_forks_have_no_part_in_the_server(snapshot) -> None:
     code = """
     bind()
     triton.run()
@@ -240,7 +240,7 @@ def test_forks_have_no_part_in_the_server() -> None:
     report(pid)
     """
     with program(textwrap.dedent(code) + SERVE) as running:
-        assert running.line() == "this process was forked from the one that serves: make a Triton of its own here"
+        assert running.line() == snapshot
         assert running.line() == "False False None"
         child = int(running.line())
         try:
@@ -252,7 +252,7 @@ def test_forks_have_no_part_in_the_server() -> None:
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_program_without_open_files_goes_on_when_it_has_some() -> None:
+def test_a_program_without_open_files_goes_on_when_it_has_some(snapshot) -> None:
     code = """
     bind()
     triton.run()
@@ -276,7 +276,7 @@ def test_a_program_without_open_files_goes_on_when_it_has_some() -> None:
     bind("another")
     """
     with program(textwrap.dedent(code) + SERVE) as running:
-        assert running.line() == "PyTritonRuntimeError model 'another' cannot be bound: Too many open files"
+        assert running.line() == snapshot
         assert running.line().startswith("PyTritonModelConfigError ")
         with running.client() as client:
             for name in ("identity", "another"):

@@ -6,21 +6,24 @@ that no test uses).
 """
 
 import re
+import sys
 from typing import Any
 
 from syrupy.data import SnapshotCollections
 from syrupy.extensions.amber import AmberSnapshotExtension
 
+_END = r"(?=[/'\"`\s:,.;)\]]|$)"
 _OF_THE_RUN = (
-    (re.compile(r"(?:/[\w.+-]+)+/pytest-of-[^/]+/pytest-\d+(?:/popen-gw\d+)?/[\w-]+?\d+(?=[/'\"\s:,.;)\]]|$)"), "TMP"),
-    (re.compile(r"/tmp/pybackend-[a-z]+-\w{8}(?=[/'\"\s:,.;)\]]|$)"), "TMP"),
+    (re.compile(re.escape(sys.executable) + r"(?![\w.])"), "PYTHON"),
+    (re.compile(r"(?:/[\w.+-]+)+/pytest-of-[^/]+/pytest-\d+(?:/popen-gw\d+)?/[\w-]+?\d+" + _END), "TMP"),
+    (re.compile(r"/tmp/pybackend-[a-z]+-\w{8}" + _END), "TMP"),
     (re.compile(r"(?<=127\.0\.0\.1:)\d{4,5}|(?<=localhost:)\d{4,5}|(?<=\[::1\]:)\d{4,5}"), "PORT"),
     (re.compile(r"\b(process|pid|PID)( |=)\d+"), r"\1\2PID"),
 )
 
 
 def settled(text: str) -> str:
-    """A text without what differs from run to run: temporary directories, ports and numbers of processes."""
+    """A text without what differs from run to run: this Python, temporary directories, ports and numbers of processes."""
     for pattern, name in _OF_THE_RUN:
         text = pattern.sub(name, text)
     return text

@@ -89,7 +89,7 @@ def test_how_the_interpreter_was_built(tmp_path, arguments, is_optimised):
         assert "--enable-optimizations" in row["advice"]
 
 
-def test_for_people():
+def test_for_people(snapshot):
     done = doctor()
     *lines, verdict = done.stdout.splitlines()
     starts = [line for line in lines if not line.startswith(" ")]
@@ -99,7 +99,7 @@ def test_for_people():
     assert all(line[column - 2 : column] == "  " and line[column] != " " for line in lines), (
         "the columns are not aligned"
     )
-    assert verdict == "serve would work on this machine; `pybackend doctor REPOSITORY` checks models and ports too"
+    assert verdict == snapshot
 
 
 def layer_of(line):
@@ -215,7 +215,7 @@ class TestRepositories:
         moved, found = rows(str(tmp_path), "--gpu-models=cpu", *FREE_PORTS)
         assert (moved, found["model 'vision'"]["status"]) != (1, "fail")
 
-    def test_what_would_fail_has_the_servers_words(self, tmp_path):
+    def test_what_would_fail_has_the_servers_words(self, tmp_path, snapshot):
         write_model(tmp_path, "text", "", 'backend: "python" inptu { }')
         write_model(tmp_path, "nowhere", "", 'backend: "python"' + parameters(EXECUTION_ENV_PATH="/nowhere/at/all"))
         write_model(tmp_path, "codeless", None, 'backend: "python"')
@@ -239,20 +239,17 @@ class TestRepositories:
                 assert models[f"model '{name}'"]["advice"] == said.replace('\\"', '"')
         finally:
             server.stop()
-        assert models["model 'parts'"]["advice"] == "the ensemble needs model 'absent', which is in no repository"
+        assert models["model 'parts'"]["advice"] == snapshot
 
     @pytest.mark.thorough
-    def test_a_model_that_need_not_be_loaded_is_no_failure(self, tmp_path):
+    def test_a_model_that_need_not_be_loaded_is_no_failure(self, tmp_path, snapshot):
         write_laboratory(tmp_path, "fine")
         write_model(tmp_path, "text", "", 'backend: "python" inptu { }')
         for flag in ("--exit-on-error=false", "--model-control-mode=explicit"):
             status, found = rows(str(tmp_path), *FREE_PORTS, flag)
             assert (status, found["model 'text'"]["status"]) == (0, "warn")
         done = doctor(str(tmp_path), *FREE_PORTS, "--exit-on-error=false")
-        assert (
-            done.stdout.splitlines()[-1]
-            == "serve would work: 1 model on 127.0.0.1:(a free port); 1 model would not be loaded"
-        )
+        assert done.stdout.splitlines()[-1] == snapshot
 
     def test_advice_is_given_once_and_commands_stay_whole(self, tmp_path):
         for name in ("one", "two"):
@@ -277,7 +274,7 @@ class TestRepositories:
         assert found["repository"]["found"] == f"no model in {tmp_path}"
 
     @pytest.mark.thorough
-    def test_files_that_flags_name(self, tmp_path):
+    def test_files_that_flags_name(self, tmp_path, snapshot):
         """They are read as the server reads them, and a file of the log is not made."""
         keys, log = tmp_path / "keys", tmp_path / "server.log"
         keys.write_text("0123456789abcdef\n")
@@ -299,9 +296,7 @@ class TestRepositories:
             f"--api-key-file {tmp_path}/none cannot be read: No such file or directory",
         )
         assert found["log file"]["found"] == f"{tmp_path}/none/server.log cannot be written"
-        assert found["GRPC certificates"]["advice"].startswith(
-            "--grpc-server-cert none.pem and --grpc-server-key none.key cannot be used: No such file or directory."
-        )
+        assert found["GRPC certificates"]["advice"] == snapshot
 
     def test_a_repository_that_is_not_there(self, tmp_path):
         status, found = rows(str(tmp_path / "none"), *FREE_PORTS)

@@ -112,7 +112,7 @@ def test_redirects(server):
     assert redirected("v2/logging", key="secret").status == 200
 
 
-def test_variables_of_vertex_ai(repository, tmp_path):
+def test_variables_of_vertex_ai(repository, tmp_path, snapshot):
     """AIP_MODE starts it without HTTP and gRPC; AIP_STORAGE_URI is the repository; two models need a default."""
     env = environment(AIP_MODE="PREDICTION", AIP_HTTP_PORT="0", AIP_STORAGE_URI=str(repository), **AIP)
     server = ServerProcess([], "--metrics-address=127.0.0.1", env=env)
@@ -120,10 +120,7 @@ def test_variables_of_vertex_ai(repository, tmp_path):
         at = port(server, "Vertex AI")
         server.wait_for("2 of 2 models are ready")
         reply = server.request("POST", "/predict", BODY, port=at)
-        assert reply.error == (
-            "Expect the model repository contains only a single model if default model is not specified: set "
-            "--vertex-ai-default-model"
-        )
+        assert reply.error == snapshot
         assert server.request("POST", "/predict", BODY, {REDIRECT: "v2/models/identity/infer"}, port=at).status == 200
         assert "Started HTTPService" not in server.output
         assert "Started GRPC" not in server.output

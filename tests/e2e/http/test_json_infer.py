@@ -121,11 +121,11 @@ def test_large_doubles_become_infinite_in_fp32(server):
 
 
 @pytest.mark.spec("srv-H08")
-def test_bytes_that_are_no_text_need_binary_output(server, ask):
+def test_bytes_that_are_no_text_need_binary_output(server, ask, snapshot):
     command = json.dumps({"blob": "ff00fe"})
     reply = ask(command)
     assert reply.status == 400
-    assert reply.error.startswith("output 'BLOB' holds bytes that are not UTF-8 and cannot be sent as JSON.")
+    assert reply.error == snapshot
     binary = ask(command, outputs=[{"name": "BLOB", "parameters": {"binary_data": True}}])
     assert binary.status == 200
     assert binary.body.endswith(b"\3\0\0\0\xff\0\xfe")
@@ -175,12 +175,11 @@ def test_outputs_that_are_named_come_in_the_models_order(server, names):
 
 
 @pytest.mark.spec("srv-H09")
-def test_output_that_the_model_does_not_have(server):
+def test_output_that_the_model_does_not_have(server, snapshot):
     reply = server.infer("add_sub", add_sub(outputs=[{"name": "OUTPUT0"}, {"name": "OTHER"}]))
     assert reply.status == 400
-    assert reply.error.startswith(
-        "unexpected inference output 'OTHER' for model 'add_sub'. Its outputs are ['OUTPUT0',"
-    )
+    assert reply.error.startswith("unexpected inference output 'OTHER' for model 'add_sub'")
+    assert reply.error == snapshot
 
 
 @pytest.mark.spec("srv-H09")

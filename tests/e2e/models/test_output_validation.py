@@ -190,13 +190,11 @@ WRONG_TYPE = (
 
 
 @pytest.mark.spec("pb-E08")
-def test_an_unknown_output_is_dropped_or_refused(server):
+def test_an_unknown_output_is_dropped_or_refused(server, snapshot):
     assert ask(server, "validates_no", 5).json["outputs"] == []
     refused = ask(server, "validates_yes", 5)
     assert refused.status == 500
-    assert refused.error == (
-        "model 'validates_yes' returned output 'OTU', which its configuration does not have. Did you mean OUT?"
-    )
+    assert refused.error == snapshot
 
 
 @pytest.mark.spec("pb-E08")
@@ -228,10 +226,10 @@ def test_an_output_that_is_missing(server, outputs, complaint):
 
 
 @pytest.mark.spec("srv-R33")
-def test_an_output_that_only_optional_inputs_read_may_be_missing(server):
+def test_an_output_that_only_optional_inputs_read_may_be_missing(server, snapshot):
     assert [output["name"] for output in ask(server, "of_pair", 0, "OUT").json["outputs"]] == ["OUT"]
     refused = ask(server, "of_pair", 0, "OUT", "SECOND")
-    assert "model 'pair' returned no output 'SECOND', which the request wants. It returned FIRST" in refused.error
+    assert refused.error == snapshot
 
 
 @pytest.mark.spec("pb-E08")

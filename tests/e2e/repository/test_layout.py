@@ -81,11 +81,12 @@ def test_files_and_hidden_directories_are_no_models(server):
          "configuration. Expected model name of the form 'model.<backend_name>'."),
     ],
 )  # fmt: skip
-def test_model_without_versions(server, status_of, model, reason):
+def test_model_without_versions(server, status_of, model, reason, snapshot):
     assert status_of(server, model, "-").startswith(f"UNAVAILABLE: Invalid argument: {reason}")
     reply = server.get(f"/v2/models/{model}")
     assert reply.status == 404
-    assert reply.error.startswith(f"Request for unknown model: '{model}' has no available versions. It failed: ")
+    assert reply.error.startswith(f"Request for unknown model: '{model}' has no available versions")
+    assert reply.error == snapshot
 
 
 @pytest.mark.spec("srv-R01")

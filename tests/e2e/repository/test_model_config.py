@@ -1,4 +1,4 @@
-"""config.pbtxt as operators write it: every field and form of it, and the words for everything that can be wrong."""
+"""config.pbtxt as operators write it: every field and form of it."""
 
 import json
 import re
@@ -6,10 +6,8 @@ import re
 import pytest
 from google.protobuf import json_format, text_format
 
-from tests.support.log_lines import server_tracebacks
-from tests.support.repositories import IDENTITY, identity_config, write_model
+from tests.support.repositories import IDENTITY, write_model
 from tests.support.served import served
-from tests.support.server import serving
 
 MODEL_CONFIG = pytest.importorskip("tritonclient.grpc.model_config_pb2").ModelConfig
 
@@ -246,132 +244,3 @@ def test_parameters_reach_the_model(server):
     }
     assert seen["parameters"] == wanted
     assert server.get("/v2/models/describing/config").json["parameters"] == wanted
-
-
-# --- what is wrong --------------------------------------------------------------------------------------------------
-
-TENSORS = identity_config().replace('backend: "python"', "")
-
-
-def tensor(**changes):
-    given = {"name": '"IN"', "data_type": "TYPE_FP32", "dims": "[ 4 ]"} | changes
-    body = " ".join(f"{key}: {value}" for key, value in given.items() if value)
-    return f'backend: "python"\ninput [ {{ {body} }} ]\noutput [ {{ name: "OUT" data_type: TYPE_FP32 dims: [ 4 ] }} ]'
-
-
-def more(text):
-    return identity_config(extra=text)
-
-
-PARSE = "failed to read text proto from {path}: "
-WRONG = {
-    "unknown_field": (more("max_bacth_size: 4"), PARSE + 'line 5, column 1: Message type "inference.ModelConfig" has no'),
-    "unknown_inner": (more("instance_group { cuont: 2 }"), PARSE + "line 5, column 18: Message type"),
-    "unknown_enum": (tensor(data_type="TYPE_FLOAT"), PARSE + "line 2, column"),
-    "wrong_type": (more('max_batch_size: "four"'), PARSE + "line 5, column 17: Couldn't parse integer"),
-    "open_brace": ('backend: "python"\ninput [ {', PARSE + "line 2, column"),
-    "open_quote": ('backend: "python', PARSE + "line 1, column"),
-    "given_twice": (more("max_batch_size: 1 max_batch_size: 2"), PARSE + "line 5, column"),
-    "no_utf8": (b'backend: \xff', PARSE + "line 1, column 10: There is a byte that is not UTF-8; save the file as UTF-8"),
-    "other_name": (more('name: "another"'), "unexpected directory name 'other_name' for model 'another', directory name"
-                   " must equal model name"),
-    "negative_batch": (more("max_batch_size: -1"), "'max_batch_size' must be non-negative value for negative_batch"),
-    "no_name": (tensor(name=""), "model input must specify 'name' for no_name"),
-    "no_type": (tensor(data_type=""), "model input 'IN' must specify 'data_type' for no_type"),
-    "no_dims": (tensor(dims=""), "model input 'IN' must specify 'dims' for no_dims"),
-    "zero_dim": (tensor(dims="[ 0 ]"), "model input 'IN' dimension must be integer >= 1, or -1 to indicate a "
-                 "variable-size dimension for zero_dim"),
-    "empty_reshape": (tensor(reshape="{ shape: [ ] }"), "model input 'IN' cannot have empty reshape for non-batching "
-                      "model as scalar tensors are not supported for empty_reshape"),
-    "reshape_size": (tensor(reshape="{ shape: [ 3 ] }"), "model input 'IN' has different size for dims and reshape for "
-                     "reshape_size"),
-    "reshape_rank": (tensor(dims="[ -1, -1 ]", reshape="{ shape: [ -1 ] }"), "model input 'IN' has different number of "
-                     "variable-size dimensions for dims and reshape for reshape_rank"),
-    "layout": (tensor(format="FORMAT_NHWC"), "model input NHWC/NCHW require 3 dims for layout"),
-    "duplicate_input": (more('input { name: "IN" data_type: TYPE_INT8 dims: 1 }'), "model input 'IN' is specified 2 "
-                        "times for duplicate_input"),
-    "duplicate_output": (more('output { name: "OUT" data_type: TYPE_INT8 dims: 1 }'), "model output 'OUT' is specified "
-                         "2 times for duplicate_output"),
-    "batch_input_type": (more('batch_input { data_type: TYPE_INT8 source_input: "IN" }'), "batch input data type must be "
-                         "TYPE_INT32 or TYPE_FP32 for batch_input_type"),
-    "preferred_size": (more("max_batch_size: 4 dynamic_batching { preferred_batch_size: 8 }"), "dynamic batching "
-                       "preferred size must be <= max batch size for preferred_size"),
-    "negative_delay": (more("dynamic_batching { max_queue_delay_microseconds: -1 }"), "failed to read text proto "
-                       "from {path}: line 5, column 50: Value out of range: -1"),
-    "negative_idle": (more("sequence_batching { max_sequence_idle_microseconds: -1 }"), "failed to read text proto "
-                      "from {path}: line 5, column 53: Value out of range: -1"),
-    "two_schedulers": (more("dynamic_batching { } sequence_batching { }"), 'failed to read text proto from {path}: '
-                       'line 5, column 22: Field "sequence_batching" is specified along with field "dynamic_batching"'),
-    "two_strategies": (more("sequence_batching { direct { } oldest { } }"), 'failed to read text proto from {path}: '
-                       'line 5, column 32: Field "oldest" is specified along with field "direct"'),
-    "batching_ensemble": ('platform: "ensemble" dynamic_batching { } ensemble_scheduling { }' + TENSORS, 'failed to read '
-                          'text proto from {path}: line 1, column 43: Field "ensemble_scheduling" is specified along'),
-    "metric_family": (more("model_metrics { metric_control { metric_identifier { } } }"), "metric identifier must "
-                      "specify non-empty 'family'"),
-    "metric_options": (more('model_metrics { metric_control { metric_identifier { family: "f" } } }'), "metric control "
-                       "must specify 'histogram_options'"),
-    "metric_nothing": (more("model_metrics { metric_control { } }"), "metric control must specify 'metric_identifier'"),
-    "metric_buckets": (more('model_metrics { metric_control { metric_identifier { family: "f" } histogram_options { } } }'),
-                       "histogram options must specify non-empty 'buckets'"),
-    "cpu_with_gpus": (more('instance_group { name: "g" kind: KIND_CPU gpus: 0 }'), "instance group g of model "
-                      "cpu_with_gpus has kind KIND_CPU but specifies one or more GPUs"),
-    "model_with_gpus": (more('instance_group { name: "g" kind: KIND_MODEL gpus: 0 }'), "instance group g of model "
-                        "model_with_gpus has kind KIND_MODEL but specifies one or more GPUs"),
-    "no_backend": ('platform: "x"' + TENSORS, "unexpected platform type 'x' for no_backend"),
-    "other_backend": ('backend: "tensorrt"' + TENSORS, "unable to find backend library for backend 'tensorrt'"),
-    "pair": ('platform: "onnxruntime_onnx" backend: "python"' + TENSORS, "unexpected 'platform' and 'backend' pair, "
-             "got:onnxruntime_onnx, python"),
-    "ensemble": ('platform: "ensemble" ensemble_scheduling { }' + TENSORS, "must specify 'step' for ensemble 'ensemble'"),
-    "agents": (more('model_repository_agents { agents { name: "decrypt" } }'), "model 'agents' asks for "
-               "the repository agent 'decrypt'"),
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def wrong(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("wrong")
-    for name, (config, _) in WRONG.items():
-        write_model(repository, name, IDENTITY, None)
-        text = config if isinstance(config, bytes) else config.encode()
-        (repository / name / "config.pbtxt").write_bytes(text)
-    with serving(repository, flags=("--exit-on-error=false",), ready=False) as server:
-        server.wait_for("models are ready in")
-        yield server, repository
-
-
-@pytest.mark.spec("srv-R11")
-@pytest.mark.parametrize(("model", "message"), [(name, message) for name, (_, message) in WRONG.items()])
-def test_wrong_configuration(wrong, status_of, model, message):
-    """The first words are the reference's; the file is named; and no traceback stands in the way."""
-    server, repository = wrong
-    path = repository / model / "config.pbtxt"
-    status = status_of(server, model)
-    assert status.startswith("UNAVAILABLE: ")
-    reason = status.removeprefix("UNAVAILABLE: ").split(": ", 1)[1]
-    assert reason.startswith(message.replace("{path}", str(path)))
-    assert str(path) in reason
-
-
-@pytest.mark.spec("srv-R13")
-def test_name_mismatch(wrong, status_of):
-    server, _ = wrong
-    assert status_of(server, "other_name", "-").startswith(
-        "UNAVAILABLE: Invalid argument: unexpected directory name 'other_name' for model 'another', directory name must "
-        "equal model name"
-    )
-    # Neither name is served.
-    assert server.get("/v2/models/other_name").status == 404
-    assert server.get("/v2/models/another").status == 404
-
-
-def test_no_traceback_for_any_of_them(wrong):
-    server, _ = wrong
-    assert not server_tracebacks(server.output)
-    assert server.get("/v2/health/ready").status == 400
-    assert server.get("/v2/health/live").status == 200
-
-
-def test_unknown_field_is_answered_with_what_was_meant(wrong, status_of):
-    server, _ = wrong
-    assert "Did you mean max_batch_size?" in status_of(server, "unknown_field", "-")
-    assert "Did you mean count?" in status_of(server, "unknown_inner", "-")

@@ -154,7 +154,7 @@ def test_an_ensemble_without_a_version_directory_is_version_1(repository, start,
 
 
 @pytest.mark.spec("srv-R17")
-def test_a_step_may_want_a_version(repository, start, marks):
+def test_a_step_may_want_a_version(repository, start, marks, snapshot):
     write_model(repository, "a", adding(1), CONFIG + "version_policy { all {} }")
     write_model(repository, "a", adding(10), None, version=2)
     chain(repository, "newest", "a")
@@ -170,7 +170,8 @@ def test_a_step_may_want_a_version(repository, start, marks):
         "load failed for model 'third': ensemble 'third' depends on 'a' whose required version 3 is not loaded.\n",
     )
     error = refusal(run, engine.control.load("zero"))
-    assert "depends on 'a' whose required version 0 is not loaded. A step without model_version means" in error.message
+    assert "depends on 'a' whose required version 0 is not loaded" in error.message
+    assert error.message == snapshot
     # Another version comes: who wants the newest gets it.
     write_model(repository, "a", adding(100), None, version=3)
     run(engine.control.load("a"))
@@ -242,7 +243,7 @@ def test_a_part_whose_configuration_cannot_be_read(repository, start, marks):
 
 
 @pytest.mark.spec("srv-R17")
-def test_circles(repository, start, marks):
+def test_circles(repository, start, marks, snapshot):
     write_model(repository, "m", adding(1), CONFIG)
     chain(repository, "a", "m", "b")
     chain(repository, "b", "c")
@@ -259,9 +260,10 @@ def test_circles(repository, start, marks):
         for name, circle in expected.items():
             assert found[name] == f"UNAVAILABLE: Invalid argument: circular dependency between ensembles: {circle}"
         assert found["outside"].startswith(
-            "UNAVAILABLE: Invalid argument: ensemble 'outside' depends on 'a' which has no loaded version. Model 'a' loading "
-            "failed with error: Invalid argument: circular dependency between ensembles: a -> ... -> c -> a"
+            "UNAVAILABLE: Invalid argument: ensemble 'outside' depends on 'a' which has no loaded version. Model 'a' "
+            "loading failed with error: Invalid argument: circular dependency between ensembles: a -> .."
         )
+        assert found["outside"] == snapshot
         assert found["m"] == "READY"
     engine, run = start()
     for name, circle in expected.items():
@@ -274,7 +276,7 @@ def test_circles(repository, start, marks):
     assert "circular dependency between ensembles: a" in refusal(run, engine.control.load("outside")).message
 
 
-def test_a_circle_through_what_is_loaded(repository, start, marks):
+def test_a_circle_through_what_is_loaded(repository, start, marks, snapshot):
     write_model(repository, "m", adding(1), CONFIG)
     chain(repository, "a", "m")
     chain(repository, "b", "a")
@@ -282,9 +284,8 @@ def test_a_circle_through_what_is_loaded(repository, start, marks):
     (repository / "b/config.pbtxt").write_text("what is loaded counts, not what is on disk")
     chain(repository, "a", "b")
     error = refusal(run, engine.control.load("a"))
-    assert error.message.startswith(
-        "load failed for model 'a': circular dependency between ensembles: a -> ... -> b -> a"
-    )
+    assert error.message.startswith("load failed for model 'a': circular dependency between ensembles: a -> ..")
+    assert error.message == snapshot
     assert out(run, engine, "b", 1) == [2]
 
 

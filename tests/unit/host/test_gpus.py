@@ -40,16 +40,14 @@ def device(number):
 
 
 @needs_stand_in
-def test_two_gpus_by_the_names_that_hold_everywhere(machine):
+def test_two_gpus_by_the_names_that_hold_everywhere(machine, snapshot):
     machine.tell(gpus=2)
     found, summary, is_fault, access = found_on(machine, "GPU 1", "MODEL 0", "CPU 0", "GPU 2", "GPU -1")
     assert [(each["uuid"], each["visible"], each["files"]) for each in found] == [
         ("GPU-stand-in-0", "GPU-stand-in-0", [device(0)]),
         ("GPU-stand-in-1", "GPU-stand-in-1", [device(1)]),
     ]
-    assert summary == (
-        "This machine has GPU 0: NVIDIA Stand-in, 80 GiB, GPU-stand-in-0; GPU 1: NVIDIA Stand-in, 80 GiB, GPU-stand-in-1."
-    )
+    assert summary == snapshot
     assert not is_fault
     common = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
     of_driver = {"libraries": str(machine.libraries), "library_path": str(machine.libraries)}
@@ -140,22 +138,20 @@ def test_a_driver_without_gpus_is_a_fault(machine):
 
 
 @needs_stand_in
-def test_the_drivers_library_is_missing(machine):
+def test_the_drivers_library_is_missing(machine, snapshot):
     found, summary, is_fault, _ = found_on(machine, variables={"LD_LIBRARY_PATH": ""})
     assert (found, is_fault) == ([], True)
-    assert summary.startswith("The NVIDIA driver answers 'NVML Shared Library Not Found'. libnvidia-ml.so.1 comes with")
+    assert summary == snapshot
     assert "start a container with --gpus" in summary
 
 
 @needs_stand_in
-def test_a_device_file_that_the_server_may_not_open_is_named(machine):
+def test_a_device_file_that_the_server_may_not_open_is_named(machine, snapshot):
     machine.tell(gpus=2)
     python = machine.python(left_out="nvidia1")
     found, summary, is_fault, _ = found_on(machine, python=python)
     assert (found, is_fault) == ([], True)
-    assert summary.startswith(
-        "The server's user may not open /dev/nvidia1. Let the server's user read and write /dev/nvidia*"
-    )
+    assert summary == snapshot
 
 
 @needs_stand_in
@@ -172,8 +168,8 @@ def test_the_operator_can_hide_them():
     assert hidden.summary == "TRITON_SERVER_CPU_ONLY is set: the server uses no GPU."
 
 
-def test_nothing_is_asked_where_there_is_no_driver():
-    assert Gpus().summary == "This machine has no NVIDIA driver: there is no /dev/nvidiactl."
+def test_nothing_is_asked_where_there_is_no_driver(snapshot):
+    assert Gpus().summary == snapshot
 
 
 def test_the_loader_finds_the_drivers_libraries_behind_those_of_an_environment():

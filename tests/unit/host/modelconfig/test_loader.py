@@ -85,7 +85,7 @@ def test_the_directory_names_the_model(make_model: MakeModel) -> None:
     assert error.code is ErrorCode.INVALID_ARG
 
 
-def test_a_model_file_alone_is_a_model(make_model: MakeModel) -> None:
+def test_a_model_file_alone_is_a_model(make_model: MakeModel, snapshot) -> None:
     directory = make_model()
     config = load_config(directory, auto_complete=True)
     assert (config.name, config.backend, config.default_model_filename) == ("m", "python", "model.py")
@@ -94,9 +94,7 @@ def test_a_model_file_alone_is_a_model(make_model: MakeModel) -> None:
     assert finished.max_batch_size == 4
     assert (finished.inputs[0].name, finished.inputs[0].datatype, finished.inputs[0].dims) == ("IN", "INT32", (2,))
     inputs, outputs = finish_config(config, {}, 0).warnings
-    assert inputs.startswith(
-        "model 'm': it has no inputs. If that is a mistake, add an input block to config.pbtxt, or"
-    )
+    assert inputs == snapshot
     assert inputs.endswith(f"(no config.pbtxt in {directory})")
     assert outputs.startswith("model 'm': it has no outputs. ")
 
@@ -126,10 +124,10 @@ def test_a_linked_directory_is_named_by_its_link(make_model: MakeModel, tmp_path
     assert load_config(tmp_path / "link", auto_complete=True).name == "link"
 
 
-def test_a_missing_directory_cannot_be_read(tmp_path: Path) -> None:
+def test_a_missing_directory_cannot_be_read(tmp_path: Path, snapshot) -> None:
     with pytest.raises(ModelLoadError) as caught:
         load_config(tmp_path / "missing", auto_complete=True)
-    assert caught.value.message == f"failed to read model directory {tmp_path}/missing: No such file or directory"
+    assert caught.value.message == snapshot
 
 
 def test_a_file_in_place_of_a_directory_cannot_be_read(tmp_path: Path) -> None:

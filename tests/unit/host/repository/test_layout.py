@@ -83,15 +83,15 @@ def test_namespaces_keep_models_of_one_name_apart(tmp_path: Path) -> None:
     assert scan.namespaces.split(f"{one}::m") == (str(one), "m")
 
 
-def test_a_model_given_as_repository_is_noticed(tmp_path: Path) -> None:
+def test_a_model_given_as_repository_is_noticed(tmp_path: Path, snapshot) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text("")
     scan = scan_repositories([tmp_path / "m"])
     (warning,) = scan.warnings
-    assert warning == (
-        f"'{tmp_path}/m' holds a config.pbtxt: it looks like a model, not like a repository of models. "
-        f"Was '{tmp_path}' meant?"
+    assert warning.startswith(
+        f"'{tmp_path}/m' holds a config.pbtxt: it looks like a model, not like a repository of models"
     )
+    assert warning == snapshot
 
 
 def test_names_that_are_no_text_are_passed_over(tmp_path: Path) -> None:
