@@ -76,7 +76,7 @@ class RouteLimit:
 
 
 class BoundedBody(Body[_T_co]):
-    """A body that is not larger than its route takes, all of which is kept in private memory."""
+    """A body that is not larger than its route takes. It lies in private memory."""
 
     def __init__(self, limit: RouteLimit) -> None:
         self.limit = limit
