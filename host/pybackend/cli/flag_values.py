@@ -310,7 +310,7 @@ def _is_share(text: str) -> bool:
 
 
 def metrics_choices(given: Iterable[MetricsSetting]) -> Mapping[str, bool | tuple[float, ...]]:
-    """The fields of :class:`pybackend.settings.MetricsSettings` that are chosen; of a key that is given twice, the last value counts."""
+    """The chosen fields of :class:`pybackend.settings.MetricsSettings`; the last value of a key counts."""
     return {each.key: each.value for each in given if each.value is not None}
 
 
