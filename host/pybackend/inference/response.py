@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
 
 from msgspec import Struct, field
 
 from pybackend.errors import InferenceError
 from pybackend.inference.request import ParameterValue
-from pybackend.inference.tensor import OutputTensor
+from pybackend.inference.tensor import Buffer, OutputTensor
 
 
 class InferenceResponse(Struct, eq=False):
@@ -32,6 +34,30 @@ class InferenceResponse(Struct, eq=False):
             on_release, self.on_release = self.on_release, None
             self.outputs = []
             on_release()
+
+
+Layout = tuple[Any, ...]
+"""What answers share whose tensors alone differ: see :func:`layout_of`."""
+
+_kind, _shape = attrgetter("name", "datatype"), attrgetter("shape")
+
+
+def layout_of(response: InferenceResponse, outputs: Sequence[OutputTensor], data: Sequence[Buffer]) -> Layout:
+    """Name and version of the model; name and datatype of each output, then the shapes of all, then their sizes in bytes."""
+    return (
+        response.model_name,
+        response.model_version,
+        *map(_kind, outputs),
+        *map(tuple, map(_shape, outputs)),
+        *map(len, data),
+    )
+
+
+def outputs_in(layout: Layout) -> list[tuple[str, str, tuple[int, ...], int]]:
+    """Name, datatype, shape and size in bytes of each output."""
+    count = (len(layout) - 2) // 3
+    kinds, shapes, sizes = layout[2 : 2 + count], layout[2 + count : 2 + 2 * count], layout[2 + 2 * count :]
+    return [(*kind, shape, size) for kind, shape, size in zip(kinds, shapes, sizes, strict=True)]
 
 
 OnResponse = Callable[[InferenceResponse], None]

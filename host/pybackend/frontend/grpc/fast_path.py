@@ -14,12 +14,12 @@ from pybackend.frontend.grpc.errors import HEAD, OK_TRAILERS
 from pybackend.frontend.grpc.frontend import GrpcFrontend, Memory
 from pybackend.frontend.grpc.length_prefixed import PREFIX, PREFIX_BYTES
 from pybackend.inference.request import InferenceRequest
-from pybackend.inference.response import InferenceResponse
+from pybackend.inference.response import InferenceResponse, layout_of
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked, has_whole_elements
 from pybackend.protocol.grpc.layouts import MessageLayout
 from pybackend.protocol.grpc.request import sequence_of
-from pybackend.protocol.grpc.response import header_of, id_field, layout_of, message_format
+from pybackend.protocol.grpc.response import header_of, id_field, message_format
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, request_like
 from pybackend_http2 import AnswerForm, Stream
 
@@ -79,21 +79,20 @@ class FastPath:
         False if nothing was sent: the answer is large, or must wait.
         """
         outputs = response.outputs
-        layout = layout_of(response, outputs)
+        data = [*map(_data, outputs)]
+        layout = layout_of(response, outputs, data)
         header = self._headers.get(layout) or header_of(response, outputs, layout, self._headers)
-        if not header.is_small:
-            return False
         form = header.form
         if form is None:
+            if not header.is_small:
+                return False
             form = header.form = AnswerForm(HEAD, b"%b" + message_format(header), OK_TRAILERS)
         nbytes = header.nbytes
         identifier = b""
         if response.id:
             identifier = id_field(response.id)
             nbytes += len(identifier)
-        return stream.respond_in(
-            form, nbytes + PREFIX_BYTES, (PREFIX.pack(0, nbytes), identifier, *map(_data, outputs))
-        )
+        return stream.respond_in(form, nbytes + PREFIX_BYTES, (PREFIX.pack(0, nbytes), identifier, *data))
 
     def shorten(self, layout: MessageLayout, admission: ClientAdmission, plan: InferPlan) -> None:
         """Make the shortcut for the next requests with a layout, if nothing about this one is special."""

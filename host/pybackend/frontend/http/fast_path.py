@@ -38,7 +38,7 @@ from pybackend.frontend.http.infer_body import SMALL_BODY_BYTES
 from pybackend.frontend.http.infer_exchange import InferExchange, InferHead
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.request_reader import MAX_HEAD_BYTES, RequestHead
-from pybackend.inference.response import InferenceResponse
+from pybackend.inference.response import InferenceResponse, Layout, layout_of, outputs_in
 from pybackend.inference.tensor import Buffer
 from pybackend.inference.validation import Checked, has_whole_elements
 from pybackend.protocol.infer_plan import ALL_BINARY, ALL_JSON
@@ -306,13 +306,11 @@ class _FastAnswer(InferAnswer):
         super().on_response(response)
 
 
-_Layout = tuple[Any, ...]
-"""Name and version of the model; name and datatype of each output, then the shapes of all, then their sizes in bytes."""
 _Unpack = Callable[[Buffer], Sequence[Any]]
-_kind, _shape, _data = attrgetter("name", "datatype"), attrgetter("shape"), attrgetter("data")
+_data = attrgetter("data")
 
-beginnings: Recurring[_Layout, bytes] = Recurring(MOST_LAYOUTS, LONGEST_FRAME_BYTES)
-frames: Recurring[_Layout, tuple[bytes, tuple[_Unpack, ...]]] = Recurring(MOST_LAYOUTS, LONGEST_FRAME_BYTES)
+beginnings: Recurring[Layout, bytes] = Recurring(MOST_LAYOUTS, LONGEST_FRAME_BYTES)
+frames: Recurring[Layout, tuple[bytes, tuple[_Unpack, ...]]] = Recurring(MOST_LAYOUTS, LONGEST_FRAME_BYTES)
 
 
 def small_answer(response: InferenceResponse) -> bytes:
@@ -321,28 +319,21 @@ def small_answer(response: InferenceResponse) -> bytes:
         return b""
     outputs = response.outputs
     data = [*map(_data, outputs)]
-    key = (
-        response.model_name,
-        response.model_version,
-        *map(_kind, outputs),
-        *map(tuple, map(_shape, outputs)),
-        *map(len, data),
-    )
-    beginning = beginnings.get(key) or _beginning(key)
+    layout = layout_of(response, outputs, data)
+    beginning = beginnings.get(layout) or _beginning(layout)
     return b"".join((beginning, *data)) if beginning else b""
 
 
-def _beginning(key: _Layout) -> bytes:
+def _beginning(layout: Layout) -> bytes:
     """Head and JSON part of an answer; empty if the answer is large or has no tensors."""
-    model_name, model_version, outputs = _outputs(key)
-    nbytes = sum([size for *_, size in outputs])
+    nbytes = sum([size for *_, size in outputs_in(layout)])
     if not nbytes or nbytes > LARGEST_ANSWER_BYTES:
         return b""
-    header_json = binary_header(model_name, model_version, outputs)
+    header_json = binary_header(layout)
     beginning = BINARY_HEAD % (len(header_json), len(header_json) + nbytes) + header_json
     if len(beginning) > LONGEST_FRAME_BYTES:
         return b""
-    beginnings.remember(key, beginning, len(beginning))
+    beginnings.remember(layout, beginning, len(beginning))
     return beginning
 
 
@@ -355,14 +346,8 @@ def small_json_answer(response: InferenceResponse) -> bytes:
         return b""
     outputs = response.outputs
     data = [*map(_data, outputs)]
-    key = (
-        response.model_name,
-        response.model_version,
-        *map(_kind, outputs),
-        *map(tuple, map(_shape, outputs)),
-        *map(len, data),
-    )
-    known = frames.get(key) or _frame(key)
+    layout = layout_of(response, outputs, data)
+    known = frames.get(layout) or _frame(layout)
     if known is None:
         return b""
     frame, unpackers = known
@@ -378,22 +363,15 @@ def small_json_answer(response: InferenceResponse) -> bytes:
     return JSON_HEAD % len(body) + body
 
 
-def _frame(key: _Layout) -> tuple[bytes, tuple[_Unpack, ...]] | None:
+def _frame(layout: Layout) -> tuple[bytes, tuple[_Unpack, ...]] | None:
     """The JSON of an answer with ``%b`` for the data of each output, and what reads the data; None if the answer is unusual."""
-    model_name, model_version, outputs = _outputs(key)
+    outputs = outputs_in(layout)
     nbytes = sum([size for *_, size in outputs])
     if nbytes > LARGEST_AS_TEXT_BYTES or not all(ITEMSIZE[datatype] for _, datatype, *_ in outputs):
         return None
-    frame = json_frame(model_name, model_version, outputs)
+    frame = json_frame(layout)
     if len(frame) > LONGEST_FRAME_BYTES:
         return None
     known = frame, tuple([unpacker(datatype, size) for _, datatype, _, size in outputs])
-    frames.remember(key, known, len(frame))
+    frames.remember(layout, known, len(frame))
     return known
-
-
-def _outputs(key: _Layout) -> tuple[str, str, tuple[tuple[str, str, tuple[int, ...], int], ...]]:
-    model_name, model_version, *fields = key
-    count = len(fields) // 3
-    kinds, shapes, sizes = fields[:count], fields[count : 2 * count], fields[2 * count :]
-    return model_name, model_version, tuple([(*kind, *rest) for kind, *rest in zip(kinds, shapes, sizes, strict=True)])

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
 
 from pybackend.errors import InferenceError, invalid
 from pybackend.inference.request import ParameterValue
-from pybackend.inference.response import InferenceResponse
+from pybackend.inference.response import InferenceResponse, Layout, layout_of
 from pybackend.inference.tensor import INT64_MAX, Buffer, OutputTensor
 from pybackend.modelconfig.protobuf.messages import message_class
 from pybackend.protocol.grpc.message import written_varint
@@ -34,8 +33,6 @@ _INFER_RESPONSE = bytes((2 << 3 | 2,))  # tag of ModelStreamInferResponse
 
 MOST_HEADERS, LONGEST_HEADER_BYTES = 512, 4096
 """Limits of the memory of answers: stubs choose the names of outputs."""
-
-_kind, _shape, _data = attrgetter("name", "datatype"), attrgetter("shape"), attrgetter("data")
 
 
 class EncodedMessage(Struct, eq=False):
@@ -123,19 +120,8 @@ class MessageHeader(Struct, eq=False):
     form: Any = None
 
 
-MessageHeaders = Recurring[tuple[Any, ...], MessageHeader]
-"""Those of earlier responses, by :func:`layout_of` of their outputs."""
-
-
-def layout_of(response: InferenceResponse, outputs: Sequence[OutputTensor]) -> tuple[Any, ...]:
-    """What the header of a response depends on: the names of model and version, and name, datatype, shape and size of each output."""
-    return (
-        response.model_name,
-        response.model_version,
-        *map(_kind, outputs),
-        *map(tuple, map(_shape, outputs)),
-        *map(len, map(_data, outputs)),
-    )
+MessageHeaders = Recurring[Layout, MessageHeader]
+"""Those of earlier responses, by their layout."""
 
 
 def _encode(
@@ -145,7 +131,7 @@ def _encode(
     header = (
         _make_header(response, outputs)
         if headers is None
-        else header_of(response, outputs, layout_of(response, outputs), headers)
+        else header_of(response, outputs, layout_of(response, outputs, [each.data for each in outputs]), headers)
     )
     nbytes, tags = header.nbytes, header.tags
     parts: list[Buffer] = [header.model]
@@ -179,7 +165,7 @@ def _encode(
 
 
 def header_of(
-    response: InferenceResponse, outputs: Sequence[OutputTensor], layout: tuple[Any, ...], headers: MessageHeaders
+    response: InferenceResponse, outputs: Sequence[OutputTensor], layout: Layout, headers: MessageHeaders
 ) -> MessageHeader:
     """The header of a response, whose layout is known."""
     header = headers.get(layout)

@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 from pybackend.errors import InferenceError, invalid
 from pybackend.inference.region import IN_REGION
 from pybackend.inference.request import ParameterValue
-from pybackend.inference.response import InferenceResponse
+from pybackend.inference.response import InferenceResponse, Layout, layout_of, outputs_in
 from pybackend.inference.tensor import Buffer, OutputTensor
 from pybackend.protocol.classification import classes_of
 from pybackend.protocol.infer_plan import ALL_BINARY, SMALL_BYTES, OutputFormat
@@ -82,11 +82,8 @@ class _Document(Struct, gc=False, kw_only=True):
 
 _encode = msgspec.json.Encoder().encode
 
-_Layout = tuple[tuple[str, str, tuple[int, ...], int], ...]
-"""Name, datatype, shape and size in bytes of each output."""
-
-headers: Recurring[tuple[str, str, _Layout], bytes] = Recurring(MOST_HEADERS, LONGEST_HEADER_BYTES)
-"""Those of :func:`binary_header`, by what it gets."""
+headers: Recurring[Layout, bytes] = Recurring(MOST_HEADERS, LONGEST_HEADER_BYTES)
+"""Those of :func:`binary_header`."""
 
 
 def encode_response(response: InferenceResponse, output_format: OutputFormat) -> EncodedResponse:
@@ -130,19 +127,14 @@ def wanted_outputs(outputs: Sequence[OutputTensor], output_format: OutputFormat)
 
 def _encode_binary(response: InferenceResponse) -> EncodedResponse:
     """The most common response. But for the id, its JSON part depends only on names, datatypes and shapes, which recur."""
-    layout = []
-    chunks: list[Buffer] = []
-    for tensor in response.outputs:
-        data = tensor.data
-        size = len(data)
-        layout.append((tensor.name, tensor.datatype, tuple(tensor.shape), size))
-        if size:
-            chunks.append(chunk_of(data, size))
-    key = (response.model_name, response.model_version, tuple(layout))
-    header_json = headers.get(key)
+    outputs = response.outputs
+    data = [each.data for each in outputs]
+    chunks = [chunk_of(each, len(each)) for each in data if each]
+    layout = layout_of(response, outputs, data)
+    header_json = headers.get(layout)
     if header_json is None:
-        header_json = binary_header(*key)
-        headers.remember(key, header_json, len(header_json))
+        header_json = binary_header(layout)
+        headers.remember(layout, header_json, len(header_json))
     if response.id:
         # The first member, as in every other response.
         header_json = b'{"id":%b,%b' % (_encode(response.id), header_json[1:])
@@ -154,24 +146,28 @@ def chunk_of(data: Buffer, size: int) -> Buffer:
     return data if size > SMALL_BYTES or type(data) is bytes else bytes(data)
 
 
-def binary_header(model_name: str, model_version: str, layout: _Layout) -> bytes:
+def binary_header(layout: Layout) -> bytes:
     """The JSON part of a response whose outputs are all binary, without an id."""
-    outputs = [_Output(name, datatype, shape, BinaryParameters(size)) for name, datatype, shape, size in layout]
-    document = _Document(
-        id=UNSET, model_name=model_name, model_version=model_version, parameters=UNSET, outputs=outputs
-    )
-    return encode_document(document, may_hold_nan=False)
+    outputs = [
+        _Output(name, datatype, shape, BinaryParameters(size)) for name, datatype, shape, size in outputs_in(layout)
+    ]
+    return encode_document(_without_id(layout, outputs), may_hold_nan=False)
 
 
-def json_frame(model_name: str, model_version: str, layout: _Layout) -> bytes:
+def _without_id(layout: Layout, outputs: list[_Output]) -> _Document:
+    name, version, *_ = layout
+    return _Document(id=UNSET, model_name=name, model_version=version, parameters=UNSET, outputs=outputs)
+
+
+def json_frame(layout: Layout) -> bytes:
     """A response that is JSON only, without an id, and with ``%b`` for the values of each output.
 
     See :func:`encode_values`.
     """
-    document = _Document(id=UNSET, model_name=model_name, model_version=model_version, parameters=UNSET, outputs=[])
-    beginning = encode_document(document, may_hold_nan=False).removesuffix(b"]}")
+    beginning = encode_document(_without_id(layout, []), may_hold_nan=False).removesuffix(b"]}")
     heads = [
-        encode_document(OutputHead(name, datatype, shape), may_hold_nan=False) for name, datatype, shape, _ in layout
+        encode_document(OutputHead(name, datatype, shape), may_hold_nan=False)
+        for name, datatype, shape, _ in outputs_in(layout)
     ]
     outputs = [head.removesuffix(b"}").replace(b"%", b"%%") + b',"data":%b}' for head in heads]
     return beginning.replace(b"%", b"%%") + b",".join(outputs) + b"]}"

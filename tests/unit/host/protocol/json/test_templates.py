@@ -212,6 +212,21 @@ def test_the_number_of_templates_is_limited(make_signature, monkeypatch):
     assert sum(check(templates, document(number), signature) for number in range(1, 50)) == 20
 
 
+def test_documents_whose_shapes_differ_each_time_push_out_nobodys(make_signature):
+    signature = make_signature(("X", "INT32", [-1]))
+
+    def document(size):
+        return b'{"inputs":[{"name":"X","datatype":"INT32","data":[%b],"shape":[%d]}]}' % (
+            b",".join([b"1"] * size),
+            size,
+        )
+
+    templates = learned(signature, document(1))
+    for size in range(2, 50):
+        templates.learn(document(size), parsed(document(size), signature), signature, LIMITS)
+    assert [check(templates, document(size), signature) for size in range(1, 50)] == [True] + [False] * 48
+
+
 def test_clients_who_take_turns_are_both_remembered(make_signature):
     signature = make_signature(("X", "INT32", [-1]))
     documents = [
