@@ -18,7 +18,7 @@ ResourceLimits = Mapping[Resource, int]
 
 
 class ResourceGate:
-    """Decides when an instance that needs resources may execute. It is told when an execution begins, and when it is over.
+    """Decides when an instance that needs resources may execute. The instance says when an execution begins, and when it is over.
 
     Args:
         on_turn: called when an execution may have become possible.
