@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -11,7 +11,7 @@ from pybackend.errors import InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.instance.lent_inputs import LentInputs, is_lent
-from pybackend.instance.resources import ExecutionGate
+from pybackend.instance.resources import ResourceGate
 from pybackend.ipc.arena import TensorArena
 from pybackend_wire.errors import RemoteProtocolError
 
@@ -53,7 +53,7 @@ class Execution(Struct, eq=False):
     pending: list[PendingRequest]
     sent_ns: int
     owner: ExecutionOwner
-    gate: ExecutionGate  # the gate it has passed; it learns when the execution is over
+    gate: ResourceGate | None  # the gate it has passed, if any; it learns when the execution is over
     frame: int
     ahead: bool  # it was sent to wait behind another execution
     unanswered: int  # how many of its requests still wait for their final response
@@ -105,18 +105,17 @@ class InstanceOwner(ExecutionOwner, Protocol):
 
     Attributes:
         arena: the model's input memory.
+        send_next: called when executions have returned: before they are answered, others may begin. None while nothing may.
     """
 
     arena: TensorArena
+    send_next: Callable[[], None] | None
 
     def on_local_call(self, times: ExecutionTimes, done_ns: int, batch_size: int, *, failed: bool) -> None:
         """Another model has run this one in the process that they share."""
 
     def has_idle_instance(self) -> bool:
         """Whether an instance has nothing to do."""
-
-    def send_next(self) -> None:
-        """Executions have returned, and before they are answered others may begin."""
 
     def on_available(self) -> None:
         """An instance can take work again, or has given up for now."""

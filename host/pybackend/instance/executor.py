@@ -13,7 +13,7 @@ from pybackend.inference.request import FollowingSteps
 from pybackend.instance.execution import Execution, ExecutionOwner, InstanceOwner
 from pybackend.instance.in_flight import Activity, ExecutionsInFlight
 from pybackend.instance.lent_inputs import encoded_request, taken_back
-from pybackend.instance.resources import OPEN, ExecutionGate, ResourceGate, ResourceTable
+from pybackend.instance.resources import ResourceGate, ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.session import StubSession
 from pybackend.instance.settings import InstanceSettings
@@ -39,7 +39,7 @@ class InstanceExecutor(RequestHolder):
         self.is_up = False  # there is a process that can serve, be it busy or not
         # how the last stub ended, completing the sentence "The process ..."; empty if none ever did
         self.death_cause = ""
-        self.gate: ExecutionGate = OPEN
+        self.gate: ResourceGate | None = None  # None if executions need no resources
         self.executions = executions = ExecutionsInFlight(version, owner)
         self._prefetch = executions.prefetch
         self._in_flight = executions.in_flight
@@ -87,7 +87,8 @@ class InstanceExecutor(RequestHolder):
             self.is_up
             and len(self._in_flight) < self._concurrency
             and not self._prefetch.rests
-            and self.gate.is_open  # last: an instance whose gate is closed waits for its turn from now on
+            # last: an instance whose gate is closed waits for its turn from now on
+            and (self.gate is None or self.gate.is_open)
         )
 
     @property
@@ -99,8 +100,8 @@ class InstanceExecutor(RequestHolder):
 
     @property
     def prefetch_capacity(self) -> int:
-        """How many more executions may wait in the stub's socket."""
-        return self._prefetch.capacity() if self.is_up and self.gate.lets_prefetch else 0
+        """How many more executions may wait in the stub's socket; none if they would hold resources that others could use."""
+        return self._prefetch.capacity() if self.is_up and self.gate is None else 0
 
     def execute(self, batch: list[PendingRequest], owner: ExecutionOwner | None = None) -> None:
         """Send one execution; it leaves with whatever else goes to this stub in this turn of the loop.
@@ -113,8 +114,8 @@ class InstanceExecutor(RequestHolder):
         assert session is not None
         executions.last_number = number = executions.last_number + 1
         owner = self._owner if owner is None else owner
-        gate = self.gate if self.is_up else OPEN  # samples, which run before the instance is ready, need nothing
-        if gate is not OPEN:
+        gate = self.gate if self.is_up else None  # samples, which run before the instance is ready, need nothing
+        if gate is not None:
             gate.begin()
         channel, lent = session.channel, session.inputs
         encoded: list[tuple[Any, ...]] = []
@@ -129,7 +130,8 @@ class InstanceExecutor(RequestHolder):
                 taken_back(lent, pending.request)
             what = f"cannot hand tensor memory to instance '{self.name}': {error.strerror}"
             owner.on_refused(batch, InferenceError(what, ErrorCode.UNAVAILABLE))
-            gate.end()
+            if gate is not None:
+                gate.end()
             return
         if batch[0].request.following is not None and session.process.is_shared:
             channel.post(_then(channel, number, batch[0].request.following))

@@ -99,10 +99,12 @@ class ExecutionsInFlight:
             for result in results:
                 returned = execution, _ = self._returned(result, tail, now_ns)
                 returned_to.setdefault((execution.owner, execution.left_ns or now_ns), []).append(returned)
-                execution.gate.end()
+                if execution.gate is not None:
+                    execution.gate.end()
         finally:  # those before a broken one are over
             try:
-                self._owner.send_next()
+                if self._owner.send_next is not None:
+                    self._owner.send_next()
                 if self.session is not None:
                     self.session.channel.flush()
             finally:
@@ -286,7 +288,8 @@ class ExecutionsInFlight:
         for owner, waiting in waiting_of.items():
             owner.on_handed_back(waiting)
         for execution in returned:
-            execution.gate.end()
+            if execution.gate is not None:
+                execution.gate.end()
 
     # The end of the stub
 
@@ -325,5 +328,6 @@ class ExecutionsInFlight:
             for pending in execution.pending:
                 if pending.request.trace is not None:
                     pending.request.trace.end_execution()  # of one that was answered before it died
-            execution.gate.end()
+            if execution.gate is not None:
+                execution.gate.end()
         return failed, saved

@@ -233,7 +233,8 @@ class ModelInstance:
                 await session.finalize()
         self._enter(InstanceState.STOPPED)
         self._services.on_retired(self)
-        self.executor.gate.close()
+        if self.executor.gate is not None:
+            self.executor.gate.close()
         return in_time
 
     @property

@@ -18,14 +18,11 @@ ResourceLimits = Mapping[Resource, int]
 
 
 class ResourceGate:
-    """The gate of an instance that executes only while it holds resources.
+    """Decides when an instance that needs resources may execute. The instance says when an execution begins, and when it is over.
 
     Args:
         on_turn: called when an execution may have become possible.
     """
-
-    lets_prefetch = False
-    """Executions that wait in a stub would hold resources that others could use."""
 
     def __init__(self, table: ResourceTable, limit: RateLimit, on_turn: Callable[[], None]) -> None:
         self.limit = limit
@@ -52,28 +49,6 @@ class ResourceGate:
 
     def close(self) -> None:
         self._table.remove(self)
-
-
-class OpenGate:
-    """The gate of an instance that needs no resources: every execution may begin at once."""
-
-    is_open = True
-    lets_prefetch = True
-
-    def begin(self) -> None:
-        """Nothing to count."""
-
-    def end(self) -> None:
-        """Nothing to count."""
-
-    def close(self) -> None:
-        """Nothing to give back."""
-
-
-OPEN = OpenGate()
-
-ExecutionGate = OpenGate | ResourceGate
-"""Decides when an instance may execute; the instance reports when an execution begins and when it is over."""
 
 
 class ResourceTable:

@@ -79,6 +79,7 @@ class InstanceRequests(RequestOutcomes):
         super().__init__(model)
         self.availability = Availability(model, on_turn)
         self.arena = model.arena
+        self.send_next: Callable[[], None] | None = None
         self._scheduler: Scheduler | None = None
         self._instances: Sequence[ModelInstance] = ()
         self._form: OutputForm | None = None
@@ -99,6 +100,7 @@ class InstanceRequests(RequestOutcomes):
         counted one by one.
         """
         self._scheduler, self._instances, self._form = scheduler, instances, form
+        self.send_next = None if scheduler.waits_for_answers else scheduler.dispatch
         self._deliver = guarded(path)
         if decoupled:
             self._streams = StreamStatistics(self.statistics.responses, self._deliver)
@@ -107,11 +109,6 @@ class InstanceRequests(RequestOutcomes):
     def enqueue(self, pending: PendingRequest) -> None:
         assert self._scheduler is not None
         self._scheduler.enqueue(pending)
-
-    def send_next(self) -> None:
-        """Executions have returned, and before they are answered others may begin."""
-        if self._scheduler is not None and not self._scheduler.waits_for_answers:
-            self._scheduler.dispatch()
 
     def on_executed(self, returned: Sequence[Returned], now_ns: int) -> None:
         """An instance has returned from ``execute``, perhaps more than once."""

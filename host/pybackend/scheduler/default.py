@@ -33,7 +33,7 @@ class DefaultScheduler(Scheduler):
         self._queue.append(pending)
         if not self._is_scheduled:  # `_schedule` without a call
             self._is_scheduled = True
-            self._turn.soon(self._dispatch_scheduled)
+            self._turn.soon(self.dispatch)
 
     def requeue(self, waiting: Iterable[PendingRequest]) -> None:
         returned = list(waiting)
@@ -69,6 +69,7 @@ class DefaultScheduler(Scheduler):
         return taken
 
     def dispatch(self) -> None:
+        self._is_scheduled = False
         queue, gone, instances = self._queue, self._gone, self._instances
         if not queue:
             return

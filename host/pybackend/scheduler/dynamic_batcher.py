@@ -87,6 +87,7 @@ class DynamicBatcher(Scheduler):
 
     def dispatch(self) -> None:
         """Send the batches that are due to free instances."""
+        self._is_scheduled = False
         now_ns = time.monotonic_ns()
         for pending in self._queue.expire(now_ns):
             expired = InferenceError(f"{pending.request.prefix}Request timeout expired", ErrorCode.UNAVAILABLE)

@@ -66,7 +66,7 @@ class Scheduler(ABC):
 
     def __init__(self) -> None:
         self._turn = loop_turn_of(asyncio.get_running_loop())
-        self._is_scheduled = False
+        self._is_scheduled = False  # :meth:`dispatch` is about to be called, and resets it
 
     @abstractmethod
     def __len__(self) -> int:
@@ -98,7 +98,10 @@ class Scheduler(ABC):
 
     @abstractmethod
     def dispatch(self) -> None:
-        """Dispatch as many requests as instances can accept now; called whenever an instance may have become free."""
+        """Dispatch as many requests as instances can accept now; called whenever an instance may have become free.
+
+        More than one call of a loop turn does no harm.
+        """
 
     def on_lost(self, instance: object, error: InferenceError) -> None:  # noqa: B027  any other instance will do
         """An instance's process has died, and the model's state in it is lost; ``error`` gives the reason.
@@ -119,8 +122,4 @@ class Scheduler(ABC):
     def _schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._turn.soon(self._dispatch_scheduled)
-
-    def _dispatch_scheduled(self) -> None:
-        self._is_scheduled = False
-        self.dispatch()
+            self._turn.soon(self.dispatch)

@@ -272,6 +272,7 @@ class SequenceBatcher(Scheduler):
 
     def dispatch(self) -> None:
         """Give slots to waiting sequences, and send due requests to free instances."""
+        self._is_scheduled = False
         now_ns = time.monotonic_ns()
         ends = self._ends
         if 0 < ends.slot_deadlines.first_ns <= now_ns or 0 < ends.idle_deadlines.first_ns <= now_ns:

@@ -6,7 +6,6 @@ import pytest
 
 from pybackend.instance.execution import Execution
 from pybackend.instance.prefetch import CAUTION_NS, MOST_CAUTION, MOST_PREFETCHED, PREFETCH_NS, SILENCES, Prefetch
-from pybackend.instance.resources import OPEN
 from pybackend_wire.messages import ATTENDED_FROM, NUDGE, NUDGE_TO_ANSWER
 
 SHORT_NS = 10_000
@@ -70,7 +69,7 @@ class Instance:
             self.number += 1
             ahead = bool(self.in_flight)
             self.in_flight[self.number] = Execution(
-                self.number, [], self.now_ns, None, OPEN, self.stub.next_frame, ahead, unanswered=0
+                self.number, [], self.now_ns, None, None, self.stub.next_frame, ahead, unanswered=0
             )
             if ahead and watch and not self.prefetch.is_timed:
                 self.prefetch.start_timer()
