@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import Channel
-from pybackend.frontend.remote.questions import Questions
+from pybackend.frontend.remote.open_questions import OpenQuestions
 from pybackend.frontend.slices import Slices, in_slices
 from pybackend.inference.region import IN_REGION
 from pybackend.inference.response import InferenceResponse
@@ -62,7 +62,7 @@ class InputLoans:
         self._segments: dict[int, _LentSegment] = {}
         self._pools: WeakKeyDictionary[TensorArena, int] = WeakKeyDictionary()
         self._pool_numbers = count(1)
-        self._making_room = Questions("it does not say what memory it can return, which others need")
+        self._making_room = OpenQuestions("it does not say what memory it can return, which others need")
         self.alive = self._making_room.alive
         self._freed: list[tuple[int, int]] = []
         self._is_over = False
@@ -149,7 +149,7 @@ class OutputLoans:
         self._numbers = count(1)
         self._lent: dict[int, tuple[InferenceResponse, list[ArenaLease]]] = {}
         self._attached: dict[int, Segment] = {}
-        self._dropping = Questions("it keeps the memory of slow clients, which others need")
+        self._dropping = OpenQuestions("it keeps the memory of slow clients, which others need")
         self.alive = self._dropping.alive
         self._copies = TensorArena(MOST_COPIES_BYTES, "a front end")
 

@@ -25,7 +25,7 @@ from pybackend.frontend.listening import BACKLOG, LocalSocket, bind_for, listens
 from pybackend.frontend.metrics.optional_families import FrontEndFigures
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import socket_pair
-from pybackend.frontend.remote.questions import Questions
+from pybackend.frontend.remote.open_questions import OpenQuestions
 from pybackend.frontend.remote.service import FrontEndService, Shortage
 from pybackend.frontend.remote.tunnels import Serve, Tunnels
 from pybackend.frontend.request_log import RequestLog
@@ -345,7 +345,7 @@ class FrontEnd:
         self._keys = keys
         self._request_log = request_log
         self._restarts = 0
-        self._looks = Questions()
+        self._looks = OpenQuestions()
         self._index = index
         self._name = _name(index)
         self._settings = settings

@@ -25,7 +25,7 @@ from pybackend.errors import ErrorCode, InferenceError, NotServingError, Unknown
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import MOST_FRAME_BYTES, Channel, OnEnd
 from pybackend.frontend.remote.loans import InputLoans, OutputLoans
-from pybackend.frontend.remote.questions import Questions
+from pybackend.frontend.remote.open_questions import OpenQuestions
 from pybackend.frontend.slices import SLICE_S, Slices, in_slices
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.region import RegionOutput, tensor_in_region
@@ -178,7 +178,7 @@ class FrontEndService:
         self._needs_memory = False  # it waits for others to return some
         self._now_ns = 0
         self._preambles_bytes = 0  # of all versions, with those that were forgotten since
-        self._settling = Questions()
+        self._settling = OpenQuestions()
         self._traces: bool | None = None
         # to the front end
         self.channel = Channel(asyncio.get_running_loop(), sock, messages.from_front_end, self._on_messages, on_end)

@@ -10,7 +10,7 @@ MOST_LOOKS = 10
 """A front end that has answered so often, and not this question, does not mean to."""
 
 
-class Questions:
+class OpenQuestions:
     """Open questions of one kind, and what follows each answer. ``fault`` is that of a front end which never gives it, as a clause."""
 
     def __init__(self, fault: str = "") -> None:
