@@ -58,13 +58,6 @@ def _defaults() -> Settings:
     return Settings(repositories=())
 
 
-class TakesFlags(Protocol):
-    """A parser, or a group of one."""
-
-    def add_argument(self, *names: str, **options: Any) -> Any:
-        """Add a flag, as :meth:`argparse.ArgumentParser.add_argument` does."""
-
-
 @dataclass(frozen=True, slots=True)
 class Flag:
     """A row of the table of flags."""
@@ -123,13 +116,13 @@ class Flag:
             return self.default_text
         return str(value).lower() if isinstance(value, bool) else str(value)
 
-    def add_to(self, parser: TakesFlags) -> None:
-        """Add the flag to a parser, which stores it only if it is given."""
+    def add_by(self, add_argument: Callable[..., Any]) -> None:
+        """Add the flag by this method of a parser, or of a group of one, which stores it only if it is given."""
         options: dict[str, Any] = {"help": self.text}
         if self.action == "version":
             options["version"] = f"pybackend {__version__}"
         if self.action:
-            parser.add_argument(self.name, action=self.action, **options)
+            add_argument(self.name, action=self.action, **options)
             return
         if self.shown_default:
             options["help"] += f" [{self.shown_default}]"
@@ -141,7 +134,7 @@ class Flag:
             options |= {"nargs": "?", "default": None}
         if self.read is not None:
             options["type"] = self.read
-        parser.add_argument(
+        add_argument(
             *self.names, choices=self.choices, metavar=self.metavar, **({"default": argparse.SUPPRESS} | options)
         )
 
@@ -190,4 +183,4 @@ def add_groups(parser: argparse.ArgumentParser, groups: Iterable[FlagGroup]) -> 
     for group in groups:
         added = parser.add_argument_group(group.title)
         for flag in group.flags:
-            flag.add_to(added)
+            flag.add_by(added.add_argument)

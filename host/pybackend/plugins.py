@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pybackend.flag import FlagOwner
-    from pybackend.frontend.calls.other_servers import OtherServersMaker
+    from pybackend.frontend.calls.other_servers import OtherServers
     from pybackend.frontend.http.api import Api, Apis
     from pybackend.frontend.http.further_port import FurtherPorts
     from pybackend.model.cache.kind import CacheKind
@@ -108,9 +108,10 @@ CLOUDS: Row[FurtherPorts] = Row(
     ),
 )
 
-OTHER_SERVERS: Row[OtherServersMaker] = Row(
+OTHER_SERVERS: Row[Callable[[Path], OtherServers]] = Row(
     "calls of models to those of other servers", "pybackend_addons.ray.pool_calls", "POOLS"
 )
+"""Makes the way to the servers that a file names. Raises ServerError: the file cannot be read, or a library is missing."""
 
 FRAMEWORK_FILES: Row[Callable[[Path], str | None]] = Row(
     "models from files of frameworks", "pybackend_tools.importing.detection", "title_of"

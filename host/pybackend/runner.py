@@ -19,12 +19,11 @@ class Given(NamedTuple):
 COMMAND_LINE, DEFAULT = "command line", "default"
 
 
-class Serve(Protocol):
-    """Runs a server in this process, and returns the exit status."""
+Visitor = Callable[[str], int]
+"""Uses a server for as long as it runs: takes the URL, such as ``http://127.0.0.1:8000``, and returns an exit status."""
 
-    def __call__(self, settings: Settings, visitor: Callable[[str], int] | None = None, /) -> int:
-        """Serve until a signal arrives, or a ``visitor`` returns, which gets the server's URL and returns the exit status."""
-        ...
+Serve = Callable[[Settings, Visitor | None], int]
+"""Runs a server in this process until a signal arrives, or a visitor returns, and returns the exit status."""
 
 
 class Runner(FlagOwner, Protocol):
@@ -48,17 +47,9 @@ class Addresses(NamedTuple):
     diagnostics_headers: Mapping[str, str]  # that its diagnostics demand
 
 
-class Process(Protocol):
-    """A companion that runs."""
-
-    def close(self) -> None:
-        """End it, and wait for its end."""
-        ...
-
-
 class Companion(FlagOwner, Protocol):
     """Runs beside a server, in a separate process, if its flags say so: :meth:`FlagOwner.decide` checks that it can."""
 
-    def start(self, settings: Settings, addresses: Addresses) -> Process | None:
-        """Start it; None if the settings do not ask for it."""
+    def start(self, settings: Settings, addresses: Addresses) -> Callable[[], None] | None:
+        """Start it; returns what ends it and waits for its end, None if the settings do not ask for it."""
         ...

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -24,6 +23,7 @@ from pybackend.errors import ServerError
 from pybackend.frontend.access.api_keys import ApiKeys
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.access_rules import AccessRules
+from pybackend.frontend.bound_ports import BoundPorts, bind_ports
 from pybackend.frontend.calls.services import EngineRouter, ModelServices
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.followed_files import FollowedFiles
@@ -36,12 +36,12 @@ from pybackend.frontend.http.connection import HttpConnection
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.listener import is_reserved
-from pybackend.frontend.listening import LocalSocket, address_of, bind, bind_for, is_for_all, is_local, release
+from pybackend.frontend.listening import LocalSocket, address_of, is_for_all, is_local, release
 from pybackend.frontend.metrics.app import MetricsApp
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.processes import FrontEnds, Service
 from pybackend.frontend.request_log import RequestLog
-from pybackend.frontend.tls import PortCertificates, port_certificates
+from pybackend.gpus import Gpus
 from pybackend.inference.tensor import Buffer
 from pybackend.ipc.client_regions import ClientRegions
 from pybackend.observability.access_log import AccessLog
@@ -59,7 +59,7 @@ from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.remote import RemoteRepositories
 from pybackend.repository.reports import StartReport, StopReport
 from pybackend.repository.repository import ModelRepository
-from pybackend.settings import ALL_ADDRESSES, FurtherPortSettings, Settings
+from pybackend.settings import Settings
 from pybackend.threads import start_thread
 
 log = logging.getLogger(__name__)
@@ -70,19 +70,18 @@ DEBUGGING_LIMIT_S = 24 * 3600.0
 """Shutdown limit while models are debugged: one may be stopped at a breakpoint. A second signal ends it at once."""
 
 
-@dataclass
-class _Sockets:
-    """The bound ports, and what makes them secure; empty or None for a service that is switched off, and None for a plain port.
+@dataclass(frozen=True)
+class _Opening:
+    """A port of HTTP or gRPC that shall accept connections. ``warning`` is about its address."""
 
-    HTTP and gRPC have a socket for each front end, or one if there are none.
-    """
+    service: str
+    sockets: list[socket.socket]
+    start: Callable[[], Awaitable[None]]
+    warning: str = ""
 
-    http: list[socket.socket] = field(default_factory=list)
-    grpc: list[socket.socket] = field(default_factory=list)
-    metrics: socket.socket | None = None
-    further: dict[FurtherPortSettings, socket.socket] = field(default_factory=dict)
-    http_tls: PortCertificates | None = None
-    grpc_tls: PortCertificates | None = None
+    async def open(self) -> None:
+        await self.start()
+        log.info("Started %s at %s%s", self.service, address_of(self.sockets[0]), self.warning)
 
 
 class Server:
@@ -121,15 +120,15 @@ class Server:
         catalogue = self._repository.catalogue
         self._services = ModelServices(self.engine, catalogue, self._others)
         self._router = EngineRouter(self.engine, catalogue, self._services)
-        self._sockets = _Sockets()
-        self._diagnostics_key = DiagnosticsKey(launcher.bundle.parent)
-        self._followed: list[FollowedFiles[Any]] = []
+        self.ports = BoundPorts()  # those that are bound
+        self.diagnostics_key = DiagnosticsKey(launcher.bundle.parent)
+        self.followed: list[FollowedFiles[Any]] = []  # the API keys, the certificates and the pools
         self._front_ends: FrontEnds | None = None
         self._http: HttpServer | None = None
         self._grpc: GrpcFrontend[InferenceEngine] | None = None
         self._metrics: HttpServer | None = None
         self._further: list[HttpServer] = []
-        self._shared: list[tuple[str, list[socket.socket], Callable[[], Awaitable[None]], str]] = []
+        self._shared: list[_Opening] = []
         self._measuring: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -143,25 +142,19 @@ class Server:
         asyncio.get_running_loop().set_exception_handler(log_unexpected)
         if self._cache is not None:
             await self._cache.open()
-        if not is_optimised():
-            log.info("this CPython was built without optimisations: %s; %s", COST, OPTIMISED_BUILDS, extra=DETAIL)
-        gpus = self._repository.host.gpus
-        if gpus.found:
-            log.info("%s", gpus.summary)
-        elif gpus.is_fault:
-            log.warning("models run without a GPU. %s", gpus.reason)
+        _log_machine(self._repository.host.gpus)
         rules = AccessRules(self._settings, self.engine.refusals, installed_apis(self._settings.extensions))
-        sockets = self._sockets = self._bind()
-        self._followed = [each.files for each in (sockets.http_tls, sockets.grpc_tls) if each is not None]
+        sockets = self.ports = bind_ports(self._settings)
+        self.followed = [*sockets.followed]
         if isinstance(rules.keys, ApiKeys):
-            self._followed.append(rules.keys.files)
+            self.followed.append(rules.keys.files)
         if self._others is not None:
-            self._followed.append(self._others.files)
+            self.followed.append(self._others.files)
         await self._listen(sockets, rules)
         if self._caller is not None:
             self._caller.attend(self._leave)
         background = [asyncio.create_task(repeat(1, self._repository.life_cycle.trim, self._launcher.tend))]
-        background += [asyncio.create_task(each.follow()) for each in self._followed]
+        background += [asyncio.create_task(each.follow()) for each in self.followed]
         background.append(asyncio.create_task(self._services.groupable.watch()))
         try:
             failed = await self._load(is_told=is_told)
@@ -170,7 +163,8 @@ class Server:
                 start_thread(partial(remove_unused_bundles, self._launcher.bundle), "pybackend-bundles")
                 if not self._stop.is_set():
                     on_ready()
-                    self._serve_caller()
+                    if self._caller is not None:
+                        self._caller.serve(self.engine.control.load_of_operator, **self.ports.addresses)
                 await self._stop.wait()
             status = await self._shut_down(takes_signals=takes_signals)
         finally:
@@ -178,14 +172,10 @@ class Server:
                 task.cancel()
             self._launcher.close()
             self._sandbox.close()
-            self._diagnostics_key.close()
+            self.diagnostics_key.close()
         if failed is not None:
             raise ServerError(failed.fatal())
         return status
-
-    def _serve_caller(self) -> None:
-        if self._caller is not None:
-            self._caller.serve(self.engine.control.load_of_operator, **self._addresses())
 
     def _leave(self) -> None:
         """The program is gone whose functions are served: nobody can answer any more."""
@@ -207,67 +197,9 @@ class Server:
         """True from :meth:`stop` on."""
         return self._stop.is_set()
 
-    def read_files_again(self) -> None:
-        """Read the API keys and the certificates again."""
-        for each in self._followed:
-            each.read_again()
-
-    def leave_to_parent(self) -> None:
-        """In a forked child of the process: let go of the ports, which are the parent's."""
-        sockets = self._sockets
-        for sock in (*sockets.http, *sockets.grpc, sockets.metrics, *sockets.further.values()):
-            if sock is not None and sock.fileno() >= 0:
-                os.close(sock.detach())
-
-    @property
-    def http_address(self) -> str:
-        """The address of the HTTP port, empty if there is none."""
-        return address_of(self._sockets.http[0]) if self._sockets.http else ""
-
-    @property
-    def diagnostics_headers(self) -> dict[str, str]:
-        """The header that opens the diagnostics, unless the operator has chosen another one."""
-        return {HEADER: self._diagnostics_key.value}
-
-    @property
-    def grpc_address(self) -> str:
-        """The address of the gRPC port, empty if there is none."""
-        return address_of(self._sockets.grpc[0]) if self._sockets.grpc else ""
-
-    @property
-    def metrics_address(self) -> str:
-        """The address of the metrics port, empty if there is none."""
-        return "" if self._sockets.metrics is None else address_of(self._sockets.metrics)
-
-    def _addresses(self) -> dict[str, str]:
-        return {"http": self.http_address, "grpc": self.grpc_address, "metrics": self.metrics_address}
-
     # Start
 
-    def _bind(self) -> _Sockets:
-        http, grpc = self._settings.http, self._settings.grpc
-        sockets = _Sockets(
-            http_tls=port_certificates(http.tls, "http", "http/1.1"), grpc_tls=port_certificates(grpc.tls, "grpc", "h2")
-        )
-        count = self._settings.front_ends
-        bind_all = partial(bind_for, count) if count else _bind_one
-        try:
-            if http.enabled:
-                sockets.http = bind_all(http.address, http.port, "HTTP", reuse_port=http.reuse_port)
-            if grpc.enabled:
-                sockets.grpc = bind_all(grpc.address, grpc.port, "GRPC", reuse_port=grpc.reuse_port)
-            if http.metrics_enabled:
-                sockets.metrics = bind(http.metrics_address, http.metrics_port, "Metrics")
-            for further in self._settings.further_ports:
-                sockets.further[further] = bind(ALL_ADDRESSES, further.port, further.name)
-        except ServerError:
-            for bound in (*sockets.http, *sockets.grpc, sockets.metrics, *sockets.further.values()):
-                if bound is not None:
-                    release(bound)
-            raise
-        return sockets
-
-    async def _listen(self, sockets: _Sockets, rules: AccessRules) -> None:
+    async def _listen(self, sockets: BoundPorts, rules: AccessRules) -> None:
         """Open the ports before models load, so that probes find a server that is live but not ready."""
         self._request_log.open()
         limits = BodyLimits(self._settings.http.max_input_size_bytes)
@@ -282,9 +214,9 @@ class Server:
                 fast_paths=self._settings.fast_paths,
             )
             app = make_app(frontend, rules.apis)
-            key = self._diagnostics_key.value
-            diagnostics_routes.add(app, frontend, self._settings.in_force, self._addresses, HEADER, key)
-            self._diagnostics_key.publish(self.http_address)
+            key = self.diagnostics_key.value
+            diagnostics_routes.add(app, frontend, self._settings.in_force, lambda: self.ports.addresses, HEADER, key)
+            self.diagnostics_key.publish(address_of(sockets.http[0]))
             self._http = HttpServer(
                 app if rules.cors is None else rules.cors.wrap(app),
                 self._client_memory,
@@ -345,7 +277,15 @@ class Server:
         gpus = self._repository.host.gpus
         custom = [each for each in (self._services.metrics, self._callers_metrics) if each is not None]
         calls = self._services.groupable.counts
-        page = MetricsApp(self.engine, custom, self._cache, self._settings.metrics, gpus, self._front_ends, calls)
+        page = MetricsApp(
+            self.engine,
+            custom,
+            self._cache,
+            self._settings.metrics,
+            gpus,
+            None if self._front_ends is None else self._front_ends.counted,
+            calls,
+        )
         self._measuring = asyncio.create_task(page.measure())
         return page
 
@@ -356,7 +296,7 @@ class Server:
         frontend = InferFrontend(self.engine, limits, self._client_memory, forwards=forwards, fast_paths=fast_paths)
         return make_app(frontend)
 
-    async def _start_front_ends(self, sockets: _Sockets, rules: AccessRules) -> None:
+    async def _start_front_ends(self, sockets: BoundPorts, rules: AccessRules) -> None:
         """Start the processes that accept connections; this one answers what they do not answer themselves."""
         services: dict[messages.Protocol, Service] = {}
         if self._http is not None:
@@ -383,21 +323,30 @@ class Server:
         self.engine.takes_clients = lambda: front_ends.accept
         await self._front_ends.start()
 
-    async def _open_ports(self, sockets: _Sockets) -> None:
-        """Have the connections of HTTP and gRPC accepted, here or by front ends."""
+    async def _open_ports(self, sockets: BoundPorts) -> None:
+        """Have the connections of HTTP and gRPC accepted, here or by front ends.
+
+        Shared ports wait until the models are loaded, because their other servers can answer until then.
+        """
         settings, front_ends = self._settings, self._front_ends
+        openings: list[tuple[_Opening, bool]] = []
         start: Callable[[], Awaitable[None]]
         if self._http is not None:
             start = partial(self._http.start, sockets.http[0], sockets.http_tls)
             if front_ends is not None:
                 start = partial(front_ends.listen, "http")
-            await self._open("HTTPService", sockets.http, start, shared=settings.http.reuse_port)
+            openings.append((_Opening("HTTPService", sockets.http, start), settings.http.reuse_port))
         if self._grpc is not None:
             start = partial(start_grpc, self._grpc, sockets.grpc[0], sockets.grpc_tls)
             if front_ends is not None:
                 start = partial(front_ends.listen, "grpc")
-            warning = _warning_of_reach(sockets)
-            await self._open("GRPCInferenceService", sockets.grpc, start, warning, shared=settings.grpc.reuse_port)
+            opening = _Opening("GRPCInferenceService", sockets.grpc, start, _warning_of_reach(sockets))
+            openings.append((opening, settings.grpc.reuse_port))
+        for opening, is_shared in openings:
+            if is_shared and not isinstance(opening.sockets[0], LocalSocket):
+                self._shared.append(opening)
+            else:
+                await opening.open()
         if settings.api_keys is None and (open_to_all := _open_to_all(settings, sockets)):
             names, flags = (
                 " and ".join(open_to_all),
@@ -410,30 +359,13 @@ class Server:
                 flags,
             )
 
-    async def _open(
-        self,
-        service: str,
-        sockets: list[socket.socket],
-        start: Callable[[], Awaitable[None]],
-        warning: str = "",
-        *,
-        shared: bool,
-    ) -> None:
-        """Open a port; a shared one when the models are loaded, because its other servers can answer until then."""
-        if shared and not isinstance(sockets[0], LocalSocket):
-            self._shared.append((service, sockets, start, warning))
-            return
-        await start()
-        log.info("Started %s at %s%s", service, address_of(sockets[0]), warning)
-
     async def _share(self, *, take_part: bool) -> None:
         """Open the shared ports, or let go of them."""
-        for service, sockets, start, warning in self._shared:
+        for opening in self._shared:
             if take_part:
-                await start()
-                log.info("Started %s at %s%s", service, address_of(sockets[0]), warning)
+                await opening.open()
             else:
-                for sock in sockets:
+                for sock in opening.sockets:
                     release(sock)
 
     async def _load(self, *, is_told: bool) -> StartReport | None:
@@ -471,8 +403,13 @@ class Server:
         self.engine.state = EngineState.EXITING
         for port in self._ports():
             port.stop_listening()
+
+        def connections() -> int:
+            """Those amid a request or response; 0 while clients may keep others."""
+            return 0 if self.engine.state is EngineState.EXITING else self._open_connections
+
         report = StopReport(
-            self._repository.life_cycle.unfinished, self._connection_count, deadline_s, takes_signals=takes_signals
+            self._repository.life_cycle.unfinished, connections, deadline_s, takes_signals=takes_signals
         )
         reporting = asyncio.create_task(report.run())
         try:
@@ -501,10 +438,6 @@ class Server:
         if self._client_memory.drop_readers(is_part, nbytes, then):
             return True
         return self._front_ends is not None and self._front_ends.drop_readers(is_part, nbytes, then)
-
-    def _connection_count(self) -> int:
-        """Connections in the middle of a request or response; 0 while clients may keep others."""
-        return 0 if self.engine.state is EngineState.EXITING else self._open_connections
 
     @property
     def _open_connections(self) -> int:
@@ -554,11 +487,17 @@ class Server:
         return answered and sent
 
 
-def _bind_one(address: str, port: int, service: str, *, reuse_port: bool) -> list[socket.socket]:
-    return [bind(address, port, service, reuse_port=reuse_port)]
+def _log_machine(gpus: Gpus) -> None:
+    """Say what of this machine changes how fast models run."""
+    if not is_optimised():
+        log.info("this CPython was built without optimisations: %s; %s", COST, OPTIMISED_BUILDS, extra=DETAIL)
+    if gpus.found:
+        log.info("%s", gpus.summary)
+    elif gpus.is_fault:
+        log.warning("models run without a GPU. %s", gpus.reason)
 
 
-def _open_to_all(settings: Settings, sockets: _Sockets) -> list[str]:
+def _open_to_all(settings: Settings, sockets: BoundPorts) -> list[str]:
     """The services on all addresses that nothing but API keys could restrict."""
     services = (("HTTP", settings.http, sockets.http), ("gRPC", settings.grpc, sockets.grpc))
     return [
@@ -568,7 +507,7 @@ def _open_to_all(settings: Settings, sockets: _Sockets) -> list[str]:
     ]
 
 
-def _warning_of_reach(sockets: _Sockets) -> str:
+def _warning_of_reach(sockets: BoundPorts) -> str:
     """What the operator may not expect: the address of HTTP does not hold for gRPC."""
     if not (sockets.http and sockets.grpc and is_local(sockets.http[0]) and is_for_all(sockets.grpc[0])):
         return ""

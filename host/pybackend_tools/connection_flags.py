@@ -2,11 +2,12 @@
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from pybackend.cli.command_parser import CommandParser
-from pybackend.flag import TakesFlags
 from pybackend_client.connection import START_ADVICE, Access, Connection, read_key
 
 DEFAULT_URL = "http://localhost:8000"
@@ -16,9 +17,9 @@ _URL, _KEY = "PYBACKEND_URL", "PYBACKEND_API_KEY"
 """Environment variables."""
 
 
-def add_url(container: TakesFlags) -> None:
-    """Add ``--url`` to a parser or a group."""
-    container.add_argument(
+def add_url(add_argument: Callable[..., Any]) -> None:
+    """Add ``--url`` by this method of a parser or a group."""
+    add_argument(
         "--url",
         default=os.environ.get(_URL) or DEFAULT_URL,
         metavar="URL",

@@ -12,7 +12,7 @@ from threading import Thread
 
 from pybackend.observability.logging import LOG
 from pybackend.plugins import COMPANIONS
-from pybackend.runner import Addresses, Process
+from pybackend.runner import Addresses, Visitor
 from pybackend.server import Server
 from pybackend.settings import EXIT_INTERRUPTED, Settings
 
@@ -21,9 +21,6 @@ log = logging.getLogger(__name__)
 GC_THRESHOLD = 20_000
 """Container allocations between collections. A request makes a few dozen and leaves no cycles, so the default of 700
 would run the collector several times per turn of the loop."""
-
-Visitor = Callable[[str], int]
-"""Uses a server for as long as it runs: takes the URL, such as ``http://127.0.0.1:8000``, returns an exit status."""
 
 _END_S = 10.0
 """How long a visitor may take to end after its server."""
@@ -58,26 +55,24 @@ async def run_server(server: Server, settings: Settings, visitor: Visitor | None
     _handle_signals(server, visits)
     _handle_hangup(server, settings)
 
-    beside: list[Process] = []
+    endings: list[Callable[[], None]] = []
 
     def on_ready() -> None:
         settle_collector()
-        addresses = Addresses(
-            server.http_address, server.grpc_address, server.metrics_address, server.diagnostics_headers
-        )
+        addresses = Addresses(**server.ports.addresses, diagnostics_headers=server.diagnostics_key.headers)
         for companion in [row.load_if_installed() for row in COMPANIONS]:
-            process = None if companion is None else companion.start(settings, addresses)
-            if process is not None:
-                beside.append(process)
+            end = None if companion is None else companion.start(settings, addresses)
+            if end is not None:
+                endings.append(end)
         if visitor is not None:
-            visits.append(_Visit(visitor, f"http://{server.http_address}"))
+            visits.append(_Visit(visitor, f"http://{addresses.http}"))
             visits[0].status.add_done_callback(lambda _status: server.stop())
 
     try:
         status = await server.run(on_ready, is_told=visitor is None)
     finally:
-        for process in beside:
-            process.close()
+        for end in endings:
+            end()
     if visitor is None:
         return status
     if visits:
@@ -114,7 +109,8 @@ def _handle_hangup(server: Server, settings: Settings) -> None:
         if LOG.has_file:
             LOG.reopen()
         if has_files:
-            server.read_files_again()
+            for each in server.followed:
+                each.read_again()
         if not (has_files or LOG.has_file):
             log.info("Signal (1) received: there is no log file, certificate or key to read again.")
 

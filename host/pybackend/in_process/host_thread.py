@@ -126,7 +126,7 @@ class HostThread:
         if self._launcher is not None:
             self._launcher.leave_to_parent()
         if self._is_ready:
-            self.server.leave_to_parent()
+            self.server.ports.leave_to_parent()
 
     # In the thread
 

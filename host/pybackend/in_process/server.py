@@ -185,17 +185,17 @@ class Server:
     @property
     def http_address(self) -> str:
         """``host:port`` of the HTTP port, ``""`` if there is none."""
-        return self._life.host.server.http_address
+        return self._life.host.server.ports.addresses["http"]
 
     @property
     def grpc_address(self) -> str:
         """``host:port`` of the gRPC port, ``""`` if there is none."""
-        return self._life.host.server.grpc_address
+        return self._life.host.server.ports.addresses["grpc"]
 
     @property
     def metrics_address(self) -> str:
         """``host:port`` of the metrics port, ``""`` if there is none."""
-        return self._life.host.server.metrics_address
+        return self._life.host.server.ports.addresses["metrics"]
 
 
 class ModelDictionary(dict[tuple[str, int], Model]):

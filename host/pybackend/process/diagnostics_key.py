@@ -31,6 +31,11 @@ class DiagnosticsKey:
         self.value = secrets.token_urlsafe(32)
         self._directory = RuntimeDirectory([server_directory / _PLACE])
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header that opens the diagnostics, unless the operator has chosen another one."""
+        return {HEADER: self.value}
+
     def publish(self, address: str) -> None:
         """Write the key to where programs of the server's user find it by the address of its port for HTTP. Blocking.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import msgspec
 
 from pybackend.errors import ErrorCode, InferenceError, ServerError, UnknownModelError
 from pybackend.frontend.calls.not_ready import not_ready
-from pybackend.frontend.calls.other_servers import OtherServersMaker
+from pybackend.frontend.calls.other_servers import OtherServers
 from pybackend.frontend.followed_files import FollowedFiles
 from pybackend.inference.pending import PendingRequest, RequestHolder
 from pybackend.inference.request import InferenceRequest, ParameterValue
@@ -318,4 +318,4 @@ class _Run(RequestHolder):
             answers.cancel()
 
 
-POOLS: OtherServersMaker = PoolCalls
+POOLS: Callable[[Path], OtherServers] = PoolCalls

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from pybackend.errors import SettingError
 from pybackend.flag import Flag, switch
 from pybackend.observability.tracing.settings import TraceMode
-from pybackend.runner import Addresses, Companion, Process
+from pybackend.runner import Addresses, Companion
 from pybackend.settings import Settings
 from pybackend_tools.console.extra import require_extra
 
@@ -41,12 +41,12 @@ class Console:
             settings = replace(settings, trace=replace(settings.trace, mode=TraceMode.MEMORY))
         return settings.with_extension(_NAME, True)
 
-    def start(self, settings: Settings, addresses: Addresses) -> Process | None:
+    def start(self, settings: Settings, addresses: Addresses) -> Callable[[], None] | None:
         if _NAME not in settings.extensions:
             return None
         from pybackend_tools.console.beside import ConsoleBeside  # late: most servers start without it
 
-        return ConsoleBeside(settings, addresses)
+        return ConsoleBeside(settings, addresses).close
 
 
 CONSOLE: Companion = Console()

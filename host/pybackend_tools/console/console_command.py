@@ -23,7 +23,7 @@ def make_parser() -> CommandParser:
         description="Shows a running server in the browser: its models, figures and logs, and a form to try each model. Open the link that "
         f"it prints. The pages are on {ADDRESS}, for this machine only. Ctrl-C ends it.",
     )
-    add_url(parser)
+    add_url(parser.add_argument)
     add = parser.add_argument
     add(
         "--port",

@@ -23,7 +23,7 @@ def make_parser() -> CommandParser:
     parser.add_argument("model", metavar="MODEL", help="the model's name")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the module there [standard output]")
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
-    add_url(parser)
+    add_url(parser.add_argument)
     add_connection_flags(parser, _DEFAULT_TIMEOUT_S)
     return parser
 

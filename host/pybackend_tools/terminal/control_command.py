@@ -161,7 +161,7 @@ def control_parser(command: str, usage: str, description: str) -> CommandParser:
         description=description,
         epilog="exit status: 0 if the server did as requested, 1 if not",
     )
-    add_url(parser)
+    add_url(parser.add_argument)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_connection_flags(parser, _DEFAULT_TIMEOUT_S)
     return parser

@@ -91,7 +91,7 @@ def run_dev(arguments: Sequence[str], serve: Serve) -> int:
         if isinstance(settings, str):
             sys.stdout.write(settings)
             return 0
-        return serve(settings)
+        return serve(settings, None)
     finally:
         copies.close()
 

@@ -74,7 +74,7 @@ def make_parser() -> CommandParser:
     add("--model-version", default="", metavar="N", help="the model's version [the server chooses]")
     add("--json", action="store_true", help="print the whole response as JSON")
     place = parser.add_mutually_exclusive_group()
-    add_url(place)
+    add_url(place.add_argument)
     place.add_argument(
         "--repository",
         metavar="DIR",

@@ -54,7 +54,7 @@ def make_parser() -> CommandParser:
         epilog="Instances, waiting requests, executions, quantiles, CPU and memory come from the metrics; quantiles are those of "
         "the last 512 executions. exit status: 0, or 1 if no server answers at first",
     )
-    add_url(parser)
+    add_url(parser.add_argument)
     add = parser.add_argument
     add(
         "--metrics-url",

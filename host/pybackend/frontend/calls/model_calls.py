@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from pybackend.errors import AmbiguousModelError, ErrorCode, InferenceError, Not
 from pybackend.frontend.calls.not_ready import not_ready
 from pybackend.frontend.calls.open_bytes import OpenBytes, call_bytes
 from pybackend.frontend.calls.other_servers import CallAdmission, OtherServers
-from pybackend.frontend.slices import Slices
+from pybackend.frontend.slices import Slices, in_slices
 from pybackend.inference.pending import PendingRequest, RunningExecution
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
@@ -42,9 +42,6 @@ MOST_BACKLOG_BYTES = 16 * 1024 * 1024
 
 MOST_OPEN_CALLS = 10_000
 """Limit per stub. Beyond it, calls are refused."""
-
-_CANCELLED_AT_ONCE = 100
-"""Calls that are cancelled in one turn of the event loop: about as many milliseconds as one connection has of it."""
 
 
 class _WrongCallError(InferenceError):
@@ -249,26 +246,14 @@ class ModelCalls:
 
     def on_cancelled(self, caller: CallingStub, execution: int) -> None:
         """Nobody waits for an execution any more: cancel its calls too."""
-        self._cancel(call for call in self.open_calls(caller) if call.message.execution == execution)
+        _cancel(self._slices, [call for call in self.open_calls(caller) if call.message.execution == execution])
 
     def on_gone(self, caller: CallingStub) -> None:
         """The stub is gone: drop everything it waits for."""
         outbox = self._outboxes.pop(caller, None)
         if outbox is not None:
             outbox.unsent.clear()
-            self._cancel(outbox.open.values())
-
-    def _cancel(self, calls: Iterable[OpenCall]) -> None:
-        """Cancel calls, the first ones now, and all of them in slices: a model may have thousands."""
-        left = deque(calls)
-
-        def some() -> bool:
-            for _ in range(min(len(left), _CANCELLED_AT_ONCE)):
-                left.popleft().cancel()
-            return bool(left)
-
-        if some():
-            self._slices.add(some)
+            _cancel(self._slices, [*outbox.open.values()])
 
     # Towards the engine
 
@@ -345,8 +330,10 @@ class ModelCalls:
         if options is not None:
             request.id, request.correlation_id, request.flags = options.id, options.correlation_id, options.flags
             request.timeout_us, request.parameters = options.timeout_us, options.parameters
-            if options.timeout_us and call.caller.model_name not in self._told_of_timeouts:
-                self._tell_of_timeout(call.caller, admission)
+            told, caller = self._told_of_timeouts, call.caller.model_name
+            if options.timeout_us and caller not in told and _lacks_timeouts(admission):
+                told.add(caller)
+                _tell_of_timeout(caller, admission.full_name)
             outer = call.caller.find_trace(options.trace) if options.trace else None
             if outer is not None:
                 request.trace = outer.child(of_execution=True)
@@ -365,21 +352,6 @@ class ModelCalls:
                 self._turn.soon(partial(self._turn.soon, self._tell_queued))
             self._queued.append(call)
 
-    def _tell_of_timeout(self, caller: CallingStub, admission: CallAdmission) -> None:
-        """Log, once per caller, that a time-out has no effect."""
-        if not admission.runs_in or any(heeds_timeouts(model.config) for model in admission.runs_in):
-            return
-        self._told_of_timeouts.add(caller.model_name)
-        log.warning(
-            "model '%s' calls '%s' with a timeout, which has no effect: it limits how long a call waits in the queue of the called "
-            "model, and that lets no request set a limit. In the configuration of '%s': dynamic_batching { default_queue_policy { "
-            "default_timeout_microseconds: 60000000 allow_timeout_override: true } }. The log says this once",
-            caller.model_name,
-            admission.full_name,
-            admission.full_name,
-            extra=about_model(caller.model_name, ""),
-        )
-
     def _tell_queued(self) -> None:
         queued, self._queued = self._queued, []
         self._on_queued(queued)
@@ -392,7 +364,7 @@ class ModelCalls:
         if not isinstance(error, _WrongCallError):
             message = f"Model {call.message.model_name} - Error when running inference: {error.message}"
             error = InferenceError(message, error.code)
-        self._reply_error(call, error, final=True)
+        self._reply(call, _failed(error), final=True)
 
     # Back to the caller
 
@@ -423,7 +395,7 @@ class ModelCalls:
         except InferenceError as error:
             _release(call.caller, leases)
             response.release()
-            self._reply_error(call, error, final=response.final)
+            self._reply(call, _failed(error), final=response.final)
         finally:
             call.delivering = False
             self._deliver(call)
@@ -437,7 +409,7 @@ class ModelCalls:
         if error is not None or not caller.is_open:
             _release(caller, leases)
             response.release()
-            self._reply_error(call, error or InferenceError("the caller is gone"), final=final)
+            self._reply(call, _failed(error or InferenceError("the caller is gone")), final=final)
             return
         try:
             places = _give(caller, response.outputs, leases)
@@ -445,14 +417,11 @@ class ModelCalls:
             _release(caller, leases)
             response.release()
             reason = failed.message if isinstance(failed, InferenceError) else str(failed.strerror)
-            self._reply_error(call, InferenceError(reason, ErrorCode.UNAVAILABLE), final=final)
+            self._reply(call, _failed(InferenceError(reason, ErrorCode.UNAVAILABLE)), final=final)
             return
         result = None if response.empty else (None, places, response.parameters)
         response.release()
         self._reply(call, result, final=final)
-
-    def _reply_error(self, call: OpenCall, error: InferenceError, *, final: bool) -> None:
-        self._reply(call, ((int(error.code), error.message), (), None), final=final)
 
     def _reply(self, call: OpenCall, result: tuple[Any, ...] | None, *, final: bool) -> None:
         caller = call.caller
@@ -480,6 +449,35 @@ class ModelCalls:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _cancel(slices: Slices, calls: Sequence[OpenCall]) -> None:
+    """Cancel calls, the first ones now, and all of them in slices: a model may have thousands."""
+    step = in_slices(call.cancel for call in calls)
+    if step():
+        slices.add(step)
+
+
+def _failed(error: InferenceError) -> tuple[Any, ...]:
+    """The result of a call that has failed."""
+    return (int(error.code), error.message), (), None
+
+
+def _lacks_timeouts(admission: CallAdmission) -> bool:
+    """True if no model that may serve a call heeds its time-out."""
+    return bool(admission.runs_in) and not any(heeds_timeouts(model.config) for model in admission.runs_in)
+
+
+def _tell_of_timeout(caller: str, called: str) -> None:
+    log.warning(
+        "model '%s' calls '%s' with a timeout, which has no effect: it limits how long a call waits in the queue of the called "
+        "model, and that lets no request set a limit. In the configuration of '%s': dynamic_batching { default_queue_policy { "
+        "default_timeout_microseconds: 60000000 allow_timeout_override: true } }. The log says this once",
+        caller,
+        called,
+        called,
+        extra=about_model(caller, ""),
+    )
 
 
 def _needs_time(admission: CallAdmission, message: heard.Call) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from pathlib import Path
 from typing import Any, Protocol
 
 from pybackend.engine.admission import Admission
@@ -67,12 +66,4 @@ class OtherServers(Protocol):
 
     async def close(self) -> None:
         """Break all calls off."""
-        ...
-
-
-class OtherServersMaker(Protocol):
-    """Makes the way to the servers that a file names."""
-
-    def __call__(self, file: Path, /) -> OtherServers:
-        """Raises ServerError: the file cannot be read, or a library is missing."""
         ...

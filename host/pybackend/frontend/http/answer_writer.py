@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from pybackend.engine.answers import AnswerCounts
 from pybackend.errors import ErrorCode
 from pybackend.frontend.flow import UNCOUNTED_BYTES, Flow, unsent_bytes
 from pybackend.frontend.http.api import Apis
-from pybackend.frontend.listener import Port
+from pybackend.frontend.listener import Connection, Port
 from pybackend.frontend.request_log import RequestRecord
 from pybackend.inference.tensor import Buffer
 
@@ -29,15 +29,25 @@ INTERNAL = "internal error: see the server's log"
 """The answer to a mistake of the server's own."""
 
 
+_C = TypeVar("_C", bound=Connection)
+
+
+class AnsweringPort(Port[_C]):
+    """A port of HTTP, as the writers of its answers see it. ``apis`` give errors their forms."""
+
+    def __init__(self, apis: Apis) -> None:
+        super().__init__()
+        self.apis = apis
+        self.answers = AnswerCounts("200")
+
+
 class AnswerWriter:
     """The answers of one connection, one after the other."""
 
-    def __init__(self, transport: Any, flow: Flow, port: Port[Any], answers: AnswerCounts, apis: Apis) -> None:
+    def __init__(self, transport: Any, flow: Flow, port: AnsweringPort[Any]) -> None:
         self._transport = transport
-        self._apis = apis
         self._flow = flow
         self._port = port
-        self._answers = answers
         self.keep_alive = True  # further requests may follow the current one
         self.is_1_0 = False  # the client speaks HTTP/1.0: answers say that the connection is kept
         self.cors_fields = b""  # fields for the current answer's head, each with its line end
@@ -67,8 +77,8 @@ class AnswerWriter:
 
         ``target`` is the request's, and may be missing.
         """
-        self._answers.add(str(int(status)))
-        body = self._apis.error_body(target.decode("latin-1"), message, status)
+        self._port.answers.add(str(int(status)))
+        body = self._port.apis.error_body(target.decode("latin-1"), message, status)
         if record is not None:
             record.status, record.sent_bytes = status, len(body)
         self._transport.write(

@@ -14,13 +14,11 @@ from enum import IntEnum
 from typing import Any
 
 from pybackend.engine.admission import ClientAdmission
-from pybackend.engine.answers import AnswerCounts
 from pybackend.frontend.flow import IDLE_SECONDS, ClientMemory, Flow, Transfer
-from pybackend.frontend.http.answer_writer import INTERNAL, AnswerWriter
+from pybackend.frontend.http.answer_writer import INTERNAL, AnsweringPort, AnswerWriter
 from pybackend.frontend.http.api import Apis
 from pybackend.frontend.http.guard import Cors, HttpGuard
 from pybackend.frontend.http.request_reader import MalformedRequestError, RequestHead, RequestReader
-from pybackend.frontend.listener import Port
 from pybackend.frontend.request_log import RequestLog, RequestRecord
 from pybackend.frontend.slices import TurnShare
 from pybackend.frontend.substitute import DirectReceiver, LingeringProtocol
@@ -163,7 +161,7 @@ class Exchange:
 _NOBODY = Exchange()
 
 
-class HttpPort(Port["HttpConnection"]):
+class HttpPort(AnsweringPort["HttpConnection"]):
     """The port, as its connections see it."""
 
     def __init__(
@@ -174,13 +172,11 @@ class HttpPort(Port["HttpConnection"]):
         cors: Cors | None,
         apis: Apis,
     ) -> None:
-        super().__init__()
+        super().__init__(apis)
         self.client_memory = client_memory
         self.request_log = RequestLog() if request_log is None else request_log
         self.guard = guard  # refuses requests by their heads; None if all may pass
         self.cors = cors  # the rule for web pages of other origins; None if there is none
-        self.apis = apis  # beside v2; they give errors their forms
-        self.answers = AnswerCounts("200")
         # begins a request if these bytes start with a head that is remembered, and returns the bytes behind the head
         # or, for a whole request, none; returns its argument itself if the head is not known. None on ports that
         # remember nothing.
@@ -220,7 +216,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
         self.input = Input(transport)
-        self.writer = AnswerWriter(transport, self.flow, self.port, self.port.answers, self.port.apis)
+        self.writer = AnswerWriter(transport, self.flow, self.port)
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
         self.port.connections.add(self)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -12,7 +12,6 @@ from pybackend.frontend.metrics.model_lines import ModelLines
 from pybackend.frontend.metrics.optional_families import (
     FrontEndFigures,
     LatencyFamilies,
-    SeparateFrontEnds,
     cache_families,
     front_end_families,
 )
@@ -45,7 +44,7 @@ class MetricsApp:
         cache: ResponseCache | None,
         settings: MetricsSettings,
         gpus: Gpus,
-        front_ends: SeparateFrontEnds | None,
+        front_ends: Callable[[], Awaitable[Sequence[FrontEndFigures]]] | None,
         groupable: Callable[[], Sequence[tuple[tuple[str, str], int]]],
     ) -> None:
         self._engine = engine
@@ -76,9 +75,7 @@ class MetricsApp:
 
     async def _send_page(self, send: Any) -> None:
         """Send the page in parts: it is never in memory as a whole, and requests run between parts."""
-        front_ends = () if self._front_ends is None else self._front_ends.figures
-        if self._front_ends is not None:
-            await self._front_ends.settle()
+        front_ends = () if self._front_ends is None else await self._front_ends()
         await self._engine.figures.ask_models()
         versions = self._engine.figures.versions()
         pids = [pid for version in versions for _, pid in version.processes] + [each.pid for each in front_ends]

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pybackend.engine.figures import VersionFigures
 from pybackend.frontend.metrics.model_lines import ModelLabels
@@ -25,16 +25,6 @@ class FrontEndFigures(NamedTuple):
     pid: int
     connections: int
     restarts: int
-
-
-class SeparateFrontEnds(Protocol):
-    """The processes that accept connections, as the page shows them."""
-
-    @property
-    def figures(self) -> Sequence[FrontEndFigures]: ...
-
-    async def settle(self) -> None:
-        """Return once all answers are counted that clients have got so far, or soon: one front end may not answer."""
 
 
 _Labelled = Sequence[tuple[ModelLabels, VersionFigures]]

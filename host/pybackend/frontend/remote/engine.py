@@ -280,7 +280,17 @@ class RemoteEngine:
         self._asked: set[tuple[str, str, str]] = set()
         self._unopened: dict[tuple[str, str, str], InferenceError] = {}
         self._counted: dict[tuple[str, str], int] = {}
-        self.memory = memory = FrontEndMemory(self)
+        # The engine is trusted: what models answer may be large.
+        self.channel = Channel(
+            asyncio.get_running_loop(),
+            sock,
+            messages.from_engine,
+            self._on_messages,
+            on_end,
+            takes_descriptors=True,
+            most_frame_bytes=MOST_BACKLOG_BYTES,
+        )
+        self.memory = memory = FrontEndMemory(self.channel, self.wait_until)
         self._urgent: dict[type, Callable[[Any], None]] = {
             messages.Opened: self._on_opened,
             messages.Unopened: self._on_unopened,
@@ -303,16 +313,6 @@ class RemoteEngine:
             **self._urgent,
         }
         self.descriptor_handlers = {**self._urgent_descriptors}
-        # The engine is trusted: what models answer may be large.
-        self.channel = Channel(
-            asyncio.get_running_loop(),
-            sock,
-            messages.from_engine,
-            self._on_messages,
-            on_end,
-            takes_descriptors=True,
-            most_frame_bytes=MOST_BACKLOG_BYTES,
-        )
 
     # Messages
 

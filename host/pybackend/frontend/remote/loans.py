@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import Channel
+from pybackend.frontend.remote.open_questions import OpenQuestions
 from pybackend.frontend.slices import Slices, in_slices
 from pybackend.inference.region import IN_REGION
 from pybackend.inference.response import InferenceResponse
@@ -31,45 +32,8 @@ from pybackend_wire.messages import INLINE_BYTES
 _MOST_INLINE_BYTES = 16 * INLINE_BYTES
 """Most bytes of outputs in one message."""
 
-MOST_LOOKS = 10
-"""A front end that has answered so often, and not this question, does not mean to."""
-
 MOST_COPIES_BYTES = 1024 * 1024 * 1024
 """Most bytes of large answers of the server's own, such as those of the response cache, that wait in one front end."""
-
-
-class _Questions:
-    """Open questions to a front end, and what follows each answer. ``fault`` is that of one which never gives it, as a clause."""
-
-    def __init__(self, fault: str) -> None:
-        self._fault = fault
-        self._numbers = count(1)
-        self._open: dict[int, tuple[Callable[[], None], int]] = {}
-
-    def ask(self, then: Callable[[], None]) -> int:
-        """The number of a new question."""
-        number = next(self._numbers)
-        self._open[number] = then, 0
-        return number
-
-    def answered(self, number: int) -> None:
-        """Raises RemoteProtocolError if no such question is open."""
-        if number not in self._open:
-            raise RemoteProtocolError("an answer without a question")
-        then, _ = self._open.pop(number)
-        then()
-
-    def alive(self) -> None:
-        """The front end has answered something else. Raises RemoteProtocolError if it has done so too often."""
-        self._open = {number: (then, looks + 1) for number, (then, looks) in self._open.items()}
-        if any(looks > MOST_LOOKS for _, looks in self._open.values()):
-            raise RemoteProtocolError(self._fault)
-
-    def end(self) -> None:
-        """The front end is gone, and will answer nothing."""
-        unanswered, self._open = self._open, {}
-        for then, _ in unanswered.values():
-            then()
 
 
 class _LentSegment:
@@ -95,7 +59,7 @@ class InputLoans:
         self._segments: dict[int, _LentSegment] = {}
         self._pools: WeakKeyDictionary[TensorArena, int] = WeakKeyDictionary()
         self._pool_numbers = count(1)
-        self._making_room = _Questions("it does not say what memory it can return, which others need")
+        self._making_room = OpenQuestions("it does not say what memory it can return, which others need")
         self.alive = self._making_room.alive
         self._freed: list[tuple[int, int]] = []
         self._is_over = False
@@ -182,7 +146,7 @@ class OutputLoans:
         self._numbers = count(1)
         self._lent: dict[int, tuple[InferenceResponse, list[ArenaLease]]] = {}
         self._attached: dict[int, Segment] = {}
-        self._dropping = _Questions("it keeps the memory of slow clients, which others need")
+        self._dropping = OpenQuestions("it keeps the memory of slow clients, which others need")
         self.alive = self._dropping.alive
         self._copies = TensorArena(MOST_COPIES_BYTES, "a front end")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.flow import ClientMemory
@@ -146,23 +146,13 @@ class InputPool:
         return None
 
 
-class Asker(Protocol):
-    """The engine behind a channel, as the memory sees it."""
-
-    @property
-    def channel(self) -> Channel:
-        """To the engine."""
-
-    def wait_until(self, done: Callable[[], bool]) -> None:
-        """Do nothing else until the engine has answered."""
-
-
 class FrontEndMemory:
-    """All segments that a front end has."""
+    """All segments that a front end has. ``wait_until`` does nothing else until the engine has answered."""
 
-    def __init__(self, engine: Asker) -> None:
+    def __init__(self, channel: Channel, wait_until: Callable[[Callable[[], bool]], None]) -> None:
         self.clients: ClientMemory | None = None  # the account of the front end's clients; None before there are any
-        self._engine = engine
+        self._channel = channel
+        self._wait_until = wait_until
         self._pools: dict[int, InputPool] = {}
         self._inputs: dict[int, InputPool] = {}
         self._outputs: dict[int, memoryview] = {}
@@ -178,10 +168,10 @@ class FrontEndMemory:
     def more(self, handle: int, input_name: str, nbytes: int) -> InputPool:
         """Get a segment with room for an input. Raises InferenceError UNAVAILABLE if the engine has none."""
         self._more.clear()
-        self._engine.channel.post(messages.NeedMemory(handle, input_name, nbytes))
+        self._channel.post(messages.NeedMemory(handle, input_name, nbytes))
         self._is_asking = True
         try:
-            self._engine.wait_until(lambda: bool(self._more))
+            self._wait_until(lambda: bool(self._more))
         finally:
             self._is_asking = False
         got = self._more.pop()
@@ -194,7 +184,7 @@ class FrontEndMemory:
         try:
             view = map_shared(descriptor, told.size_bytes)
         except OSError as error:
-            self._engine.channel.post(messages.Return(told.segment))
+            self._channel.post(messages.Return(told.segment))
             self._more.append(InferenceError(f"cannot map a segment: {error.strerror}", ErrorCode.UNAVAILABLE))
             return
         finally:
@@ -229,12 +219,12 @@ class FrontEndMemory:
         # A request that waits for memory here asks its own clients, and must not be one of them.
         if not unused and not self._is_asking and self.clients is not None:
             self.clients.drop_sender(lambda admission: any(map(admission.can_serve, pools)))
-        self._engine.channel.post(messages.Room(told.number))
-        self._engine.channel.flush()
+        self._channel.post(messages.Room(told.number))
+        self._channel.flush()
 
     def _give_back(self, number: int) -> None:
         del self._inputs.pop(number).chunks[number]
-        self._engine.channel.post(messages.Return(number))
+        self._channel.post(messages.Return(number))
 
     def trim(self, now_ns: int) -> None:
         """Give back segments that were not used for a while; called about once a second."""
@@ -268,7 +258,7 @@ class FrontEndMemory:
         self.released.append(number)
         if not self._will_post:
             self._will_post = True
-            self._engine.channel.loop.call_later(RELEASE_S, self._post_late)
+            self._channel.loop.call_later(RELEASE_S, self._post_late)
 
     def _post_late(self) -> None:
         self._will_post = False
@@ -278,7 +268,7 @@ class FrontEndMemory:
         """Tell the engine of responses whose outputs were sent."""
         released, self.released = self.released, []
         for start in range(0, len(released), messages.MOST_RELEASED):
-            self._engine.channel.post(messages.Release(released[start : start + messages.MOST_RELEASED]))
+            self._channel.post(messages.Release(released[start : start + messages.MOST_RELEASED]))
 
     def on_drop_readers(self, told: messages.DropReaders) -> None:
         """Memory of a model's process is short: disconnect slow clients whose responses lie there."""
@@ -289,7 +279,7 @@ class FrontEndMemory:
 
         def dropped() -> None:
             self.post_released()
-            self._engine.channel.post(messages.Dropped(told.number))
+            self._channel.post(messages.Dropped(told.number))
 
         if self.clients is None or not self.clients.drop_readers(is_part, told.nbytes, dropped):
             dropped()

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
-from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import astuple
 
 from pybackend.engine.engine import InferenceEngine
@@ -26,7 +25,8 @@ from pybackend.frontend.listening import BACKLOG, LocalSocket, bind_for, listens
 from pybackend.frontend.metrics.optional_families import FrontEndFigures
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import socket_pair
-from pybackend.frontend.remote.service import FrontEndService, set_done
+from pybackend.frontend.remote.open_questions import OpenQuestions
+from pybackend.frontend.remote.service import FrontEndService, Shortage
 from pybackend.frontend.remote.tunnels import Serve, Tunnels
 from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.tls import PortCertificates
@@ -77,6 +77,10 @@ class Service:
         first = self.sockets[0]
         self._place: tuple[str, int] = (first.address, 0) if isinstance(first, LocalSocket) else first.getsockname()[:2]
 
+    def listens(self, index: int) -> bool:
+        """False if a socket was shut down, or could not be bound again."""
+        return self.sockets[index].fileno() >= 0 and listens(self.sockets[index])
+
     def let_go(self, index: int) -> None:
         """Have the system give new connections to other front ends. Those that wait in the socket end."""
         sock = self.sockets[index]
@@ -125,7 +129,7 @@ class FrontEnds:
         ]
         for each in self._all:
             each.on_shortage = self.make_room
-            each.has_deputy = partial(self._other_accepts, each)
+            each.has_deputy = partial(_other_accepts, each, self._all)
         self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -133,9 +137,9 @@ class FrontEnds:
         LOG.watch(self._log_changed)
         for name, service in self._services.items():
             if service.certificates is not None:
-                service.certificates.files.handing.append(partial(self._hand_certificates, name))
+                service.certificates.files.handing.append(partial(self._hand, partial(certificates_of, name, service)))
         if self._keys is not None:
-            self._keys.handing.append(partial(self._hand_keys, self._keys))
+            self._keys.handing.append(partial(self._hand, partial(_keys_of, self._keys)))
         self._looking = asyncio.create_task(repeat(1, self._look))
         await asyncio.gather(*(each.start() for each in self._all))
         log.info("%d front ends are ready", len(self._all))
@@ -147,32 +151,31 @@ class FrontEnds:
         for each in self._all:
             each.listen(service)
 
-    def _other_accepts(self, one: FrontEnd) -> bool:
-        return any(each.accepts for each in self._all if each is not one)
-
     def _look(self) -> None:
         for each in self._all:
             each.look()
 
+    @property
+    def _running(self) -> list[FrontEndService]:
+        return [each.service for each in self._all if each.service is not None]
+
+    def _post(self, message: Struct) -> None:
+        """Tell all that are there; one that starts later knows what the message says."""
+        for service in self._running:
+            service.channel.post(message)
+
     def _log_changed(self) -> None:
-        for each in self._all:
-            each.post(messages.LogLevel(LOG.settings.verbose_level))
+        self._post(messages.LogLevel(LOG.settings.verbose_level))
 
     def check(self) -> None:
         """Tell all of them what has changed of models, before their clients can know."""
-        for each in self._all:
-            each.check()
+        for service in self._running:
+            service.check()
+            service.channel.flush()
 
-    async def _hand_keys(self, keys: KnownKeys) -> None:
-        await self._hand(messages.Keys(list(keys.digests)))
-
-    async def _hand_certificates(self, name: messages.Protocol) -> None:
-        await self._hand(certificates_of(name, self._services[name]))
-
-    async def _hand(self, message: Any) -> None:
+    async def _hand(self, made: Callable[[], Struct]) -> None:
         """Tell all of them something, and return once each goes by it."""
-        for each in self._all:
-            each.post(message)
+        self._post(made())
         await asyncio.gather(*(each.heard() for each in self._all))
 
     async def spread_settings(self) -> None:
@@ -182,10 +185,14 @@ class FrontEnds:
             async with asyncio.timeout(_SETTLING_S):
                 await asyncio.gather(*(each.heard() for each in self._all))
 
-    async def settle(self) -> None:
+    async def counted(self) -> list[FrontEndFigures]:
+        """Their figures, once all answers are counted that clients have got so far, or soon: one may not answer."""
+        figures = [each.figures for each in self._all]
+        ready = [each.service for each in self._all if each.service is not None and each.is_ready.is_set()]
         with suppress(TimeoutError):
             async with asyncio.timeout(_SETTLING_S):
-                await asyncio.gather(*(each.settle() for each in self._all))
+                await asyncio.gather(*(service.settle() for service in ready))
+        return figures
 
     def make_room(self, arena: TensorArena, then: Callable[[], None]) -> bool:
         """Have all of them return the memory of a model that they do not use, because one of them needs more.
@@ -207,23 +214,19 @@ class FrontEnds:
             asyncio.get_running_loop().call_soon(answered)
             return True
 
-        asked = _ask_all([drop_sender, *(partial(each.make_room, arena) for each in self._all)], once)
+        asked = _ask_all([drop_sender, *(partial(service.make_room, arena) for service in self._running)], once)
         if asked:
             asyncio.get_running_loop().call_later(_ROOM_S, once)
         return asked
 
     def drop_readers(self, is_part: Callable[[Buffer], bool], nbytes: int, then: Callable[[], None]) -> bool:
         """Disconnect slow clients; see :meth:`pybackend.frontend.flow.ClientMemory.drop_readers`."""
-        return _ask_all([partial(each.drop_readers, is_part, nbytes) for each in self._all], then)
+        return _ask_all([partial(service.drop_readers, is_part, nbytes) for service in self._running], then)
 
     @property
     def accept(self) -> bool:
         """False while one of them cannot accept connections. One that is started again for the first time in a row can do so soon."""
         return not any(each.is_out for each in self._all)
-
-    @property
-    def figures(self) -> list[FrontEndFigures]:
-        return [each.figures for each in self._all]
 
     @property
     def connection_count(self) -> int:
@@ -240,8 +243,7 @@ class FrontEnds:
 
     def close_idle(self) -> None:
         """Close connections without a running request; the others close after their current answers."""
-        for each in self._all:
-            each.post(messages.CloseIdle())
+        self._post(messages.CloseIdle())
 
     @property
     def is_quiet(self) -> bool:
@@ -285,10 +287,41 @@ def _name(index: int) -> str:
     return f"pybackend front end {index + 1}"
 
 
-def certificates_of(name: messages.Protocol, service: Service) -> messages.Certificates | None:
-    """The certificates of a port for a process that cannot read them; None for a plain port."""
+def certificates_of(name: messages.Protocol, service: Service) -> messages.Certificates:
+    """The certificates of a secure port for a process that cannot read them."""
     found = service.certificates
-    return None if found is None else messages.Certificates(name, *found.pem, found.settings.mutual)
+    assert found is not None
+    return messages.Certificates(name, *found.pem, found.settings.mutual)
+
+
+def _keys_of(keys: KnownKeys) -> messages.Keys:
+    return messages.Keys(list(keys.digests))
+
+
+def _other_accepts(one: FrontEnd, all_: Sequence[FrontEnd]) -> bool:
+    return any(each.accepts for each in all_ if each is not one)
+
+
+def _begin_message(
+    settings: Settings, services: Mapping[messages.Protocol, Service], keys: KnownKeys | None, index: int
+) -> messages.Begin:
+    """The first message to a front end, which gets the sockets with its index."""
+    return messages.Begin(
+        {name: service.sockets[index].fileno() for name, service in services.items()},
+        [certificates_of(name, service) for name, service in services.items() if service.certificates is not None],
+        replace(settings.http, tls=None, restrictions=_digested(settings.http.restrictions)),
+        replace(settings.grpc, tls=None, restrictions=_digested(settings.grpc.restrictions)),
+        None if keys is None else list(keys.digests),
+        frozenset() if settings.api_keys is None else settings.api_keys.exempt,
+        settings.http.memory_limit_bytes // settings.front_ends,
+        settings.fast_paths,
+        settings.log.access,
+        LOG.settings.verbose_level,
+    )
+
+
+def _no_room(_arena: TensorArena, _then: Callable[[], None]) -> bool:
+    return False
 
 
 class FrontEnd:
@@ -307,13 +340,12 @@ class FrontEnd:
     ) -> None:
         self.connection_count = 0  # its clients' connections when it was last asked
         self.is_quiet = asyncio.Event()  # set, once it is told to stop, when it is as quiet as a port is
-        self.on_shortage = self.make_room  # see :meth:`FrontEnds.make_room`
+        self.on_shortage: Shortage = _no_room  # see :meth:`FrontEnds.make_room`
         self.has_deputy: Callable[[], bool] = lambda: False  # whether another one accepts connections
         self._keys = keys
         self._request_log = request_log
         self._restarts = 0
-        self._numbers = count(1)
-        self._asked: dict[int, asyncio.Future[None]] = {}
+        self._looks = OpenQuestions()
         self._index = index
         self._name = _name(index)
         self._settings = settings
@@ -325,10 +357,10 @@ class FrontEnd:
         self._accepting: set[messages.Protocol] = set()
         self._backoff = RestartBackoff()
         self._process: StubProcess | None = None
-        self._service: FrontEndService | None = None
+        self.service: FrontEndService | None = None  # its data path; None while there is no process
         self._attention = Attention()
         self._cause = ""
-        self._is_ready = asyncio.Event()
+        self.is_ready = asyncio.Event()
         self._gone = asyncio.Event()
         self._stops = False
         self._running: asyncio.Task[None] | None = None
@@ -339,11 +371,11 @@ class FrontEnd:
     async def start(self) -> None:
         """Start it, and wait until it is ready. Raises ServerError if it ends instead."""
         self._launch()
-        ready, gone = (asyncio.create_task(event.wait()) for event in (self._is_ready, self._gone))
+        ready, gone = (asyncio.create_task(event.wait()) for event in (self.is_ready, self._gone))
         await asyncio.wait({ready, gone}, return_when=asyncio.FIRST_COMPLETED)
         for each in (ready, gone):
             each.cancel()
-        if not self._is_ready.is_set():
+        if not self.is_ready.is_set():
             raise ServerError(f"{self._name} {self._cause}{self._output.last_words}")
         self._running = asyncio.create_task(self._keep_running())
 
@@ -352,7 +384,7 @@ class FrontEnd:
             await self._gone.wait()
             if self._stops:
                 return
-            if self._is_ready.is_set():  # otherwise it has failed once more in the same row
+            if self.is_ready.is_set():  # otherwise it has failed once more in the same row
                 self._backoff.on_death()
             log.error(
                 "%s %s, and its connections have ended with it. %s%s",
@@ -374,7 +406,7 @@ class FrontEnd:
                 self._cause = f"was not started: {error}"
 
     def _launch(self) -> None:
-        self._is_ready.clear()
+        self.is_ready.clear()
         self._gone.clear()
         self._cause = ""
         self._attention = Attention()
@@ -386,11 +418,11 @@ class FrontEnd:
             raise ServerError(f"a socket cannot be made: {error.strerror}") from error
         try:
             for name in self._listening:
-                if not self._listens(name):
+                if not self._services[name].listens(self._index):
                     self._services[name].bind_again(self._index)
-            own = {name: service.sockets[self._index].fileno() for name, service in self._services.items()}
+            begin = _begin_message(self._settings, self._services, self._keys, self._index)
             process = self._launcher.start_host_program(
-                self._name, _PROGRAM, sockets, list(own.values()), self._sandbox.confinement
+                self._name, _PROGRAM, sockets, list(begin.sockets.values()), self._sandbox.confinement
             )
         except ServerError:
             for end in sockets:
@@ -400,7 +432,7 @@ class FrontEnd:
         self._process = process
         process.send_output_to(self._output)
         process.on_exit(loop, partial(self._on_exit, process))
-        service = self._service = FrontEndService(self._engine, sockets[0], self._on_channel_end)
+        service = self.service = FrontEndService(self._engine, sockets[0], self._on_channel_end)
         tunnels = Tunnels(loop, service.channel, {name: each.serve for name, each in self._services.items()})
         service.handlers.update(
             {
@@ -409,40 +441,22 @@ class FrontEnd:
                 messages.Ready: partial(self._on_ready, process),
                 messages.Accepting: self._on_accepting,
                 messages.Line: self._write,
-                messages.Accessed: self._log_access,
+                messages.Accessed: partial(_log_access, self._request_log),
                 messages.Quiet: lambda _told: self.is_quiet.set(),
             }
         )
         service.on_shortage = self.on_shortage
-        service.channel.post(self._begin_message(own))
-
-    def _begin_message(self, own: dict[messages.Protocol, int]) -> messages.Begin:
-        settings, keys = self._settings, self._keys
-        certificates = [certificates_of(name, service) for name, service in self._services.items()]
-        return messages.Begin(
-            own,
-            [each for each in certificates if each is not None],
-            replace(settings.http, tls=None, restrictions=_digested(settings.http.restrictions)),
-            replace(settings.grpc, tls=None, restrictions=_digested(settings.grpc.restrictions)),
-            None if keys is None else list(keys.digests),
-            frozenset() if settings.api_keys is None else settings.api_keys.exempt,
-            settings.http.memory_limit_bytes // settings.front_ends,
-            settings.fast_paths,
-            settings.log.access,
-            LOG.settings.verbose_level,
-        )
+        service.channel.post(begin)
 
     def _on_exit(self, process: StubProcess) -> None:
         """The process has ended, and nobody can have its memory or descriptors any more."""
-        if self._service is not None:
-            self._service.end()
+        if self.service is not None:
+            self.service.end()
         self._cause = self._cause or process.exit_cause
-        self._process = self._service = None
+        self._process = self.service = None
         self.connection_count = 0
         self._accepting.clear()
-        asked, self._asked = self._asked, {}
-        for each in asked.values():
-            set_done(each)
+        self._looks.end()
         if self._stops:
             self.is_quiet.set()
         self._gone.set()
@@ -466,21 +480,16 @@ class FrontEnd:
 
     # Messages
 
-    def post(self, message: Any) -> None:
-        """Send it a message, if it is there; one that starts later knows what the message says."""
-        if self._service is not None:
-            self._service.channel.post(message)
+    def _tell(self, message: Struct) -> None:
+        """Send it a message, if it is there."""
+        if self.service is not None:
+            self.service.channel.post(message)
 
     def listen(self, service: messages.Protocol) -> None:
         """Have it accept the connections of a port, from now on and after each restart."""
         self._listening.append(service)
-        if self._is_ready.is_set():
-            self.post(messages.Listen(service))
-
-    def _listens(self, name: messages.Protocol) -> bool:
-        """False if its socket for a port was shut down, or could not be bound again."""
-        sock = self._services[name].sockets[self._index]
-        return sock.fileno() >= 0 and listens(sock)
+        if self.is_ready.is_set():
+            self._tell(messages.Listen(service))
 
     def _on_accepting(self, told: messages.Accepting) -> None:
         if told.service not in self._listening:
@@ -499,30 +508,17 @@ class FrontEnd:
         """True if it does not, although it was started again."""
         return self._backoff.restarts > 1 and not self.accepts
 
-    def _ask(self) -> int:
-        number = next(self._numbers)
-        self._asked[number] = asyncio.get_running_loop().create_future()
-        self.post(messages.Look(number))
-        return number
-
     async def heard(self) -> None:
         """Return once it has done all that it was told so far, or is gone: one that does not answer is killed."""
-        if self._service is not None:
-            await self._asked[self._ask()]
+        if self.service is not None:
+            await self._looks.answer(partial(_look, self.service))
 
     def _on_alive(self, told: messages.Alive) -> None:
-        asked = self._asked.pop(told.number, None)
-        if asked is None:
-            raise RemoteProtocolError("an answer without a question")
-        set_done(asked)
-        if self._service is not None:
-            self._service.alive()
+        self._looks.answered(told.number)
+        if self.service is not None:
+            self.service.alive()
         self._attention = Attention()
         self.connection_count = told.connections
-
-    def _log_access(self, told: messages.Accessed) -> None:
-        if self._request_log.access is not None:
-            self._request_log.access.add(Access(*astuple(told)))
 
     def _on_ready(self, process: StubProcess, _told: messages.Ready) -> None:
         report = process.sandbox_report
@@ -531,9 +527,9 @@ class FrontEnd:
             self._end(f"was killed, because {wrong}")
             return
         self._backoff.on_ready()
-        self._is_ready.set()
+        self.is_ready.set()
         for service in self._listening:
-            self.post(messages.Listen(service))
+            self._tell(messages.Listen(service))
 
     def _write(self, line: messages.Line) -> None:
         """Write a line of its log, unless it says too much."""
@@ -543,36 +539,17 @@ class FrontEnd:
         record.process = self._process.pid
         log.handle(record)
 
-    def check(self) -> None:
-        """Tell it what has changed of models."""
-        if self._service is not None:
-            self._service.check()
-            self._service.channel.flush()
-
-    def make_room(self, arena: TensorArena, then: Callable[[], None]) -> bool:
-        """See :meth:`FrontEnds.make_room`."""
-        return self._service is not None and self._service.make_room(arena, then)
-
-    def drop_readers(self, is_part: Callable[[Buffer], bool], nbytes: int, then: Callable[[], None]) -> bool:
-        """See :meth:`FrontEnds.drop_readers`."""
-        return self._service is not None and self._service.drop_readers(is_part, nbytes, then)
-
-    async def settle(self) -> None:
-        """See :meth:`FrontEnds.settle`."""
-        if self._service is not None and self._is_ready.is_set():
-            await self._service.settle()
-
     # Does it answer?
 
     def look(self) -> None:
         """Ask it whether it is there, about once a second, and kill it if it does not answer though it could."""
-        if self._process is None or self._service is None:
+        if self._process is None or self.service is None:
             return
-        self._service.trim(time.monotonic_ns())
-        if not self._asked:
-            self._ask()
+        self.service.trim(time.monotonic_ns())
+        if not self._looks:
+            _look(self.service, self._looks.ask(lambda: None))
         verdict = self._attention.verdict(*_state_of(self._process.pid))
-        if not self._stops and not all(map(self._listens, self._accepting)):
+        if not self._stops and not all(self._services[name].listens(self._index) for name in self._accepting):
             verdict = "its listening socket was shut down"
         if verdict:
             self._end(f"was killed, because {verdict}")
@@ -582,7 +559,7 @@ class FrontEnd:
     def stop(self) -> None:
         """Have it accept no more connections, and end once the last one is closed."""
         self._stops = True
-        self.post(messages.Stop())
+        self._tell(messages.Stop())
         if self._process is None:
             self.is_quiet.set()
             self._gone.set()
@@ -600,6 +577,15 @@ class FrontEnd:
             self._running.cancel()
         self._sandbox.close()
         return ended
+
+
+def _look(service: FrontEndService, number: int) -> None:
+    service.channel.post(messages.Look(number))
+
+
+def _log_access(request_log: RequestLog, told: messages.Accessed) -> None:
+    if request_log.access is not None:
+        request_log.access.add(Access(*astuple(told)))
 
 
 def _state_of(pid: int) -> tuple[bytes, int]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from pybackend.engine.admission import Sender
 from pybackend.engine.engine import InferenceEngine
@@ -24,6 +25,7 @@ from pybackend.errors import ErrorCode, InferenceError, NotServingError, Unknown
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import MOST_FRAME_BYTES, Channel, OnEnd
 from pybackend.frontend.remote.loans import InputLoans, OutputLoans
+from pybackend.frontend.remote.open_questions import OpenQuestions
 from pybackend.frontend.slices import SLICE_S, Slices, in_slices
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.region import RegionOutput, tensor_in_region
@@ -31,6 +33,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked, validate_bytes_tensors, validate_header
+from pybackend.ipc.arena import TensorArena
 from pybackend.model.model import Model, ModelState
 from pybackend.protocol.grpc.status import GrpcStatus
 from pybackend.recurring import Recurring
@@ -58,6 +61,7 @@ _READY = ModelState.READY
 _read_preamble = msgspec.msgpack.Decoder(messages.Preamble).decode
 
 Handler = Callable[[Any], None]
+Shortage = Callable[[TensorArena, Callable[[], None]], bool]
 
 
 class KnownPreamble(Struct, eq=False):
@@ -174,8 +178,7 @@ class FrontEndService:
         self._needs_memory = False  # it waits for others to return some
         self._now_ns = 0
         self._preambles_bytes = 0  # of all versions, with those that were forgotten since
-        self._settling: dict[int, asyncio.Future[None]] = {}
-        self._settle_numbers = count(1)
+        self._settling = OpenQuestions()
         self._traces: bool | None = None
         # to the front end
         self.channel = Channel(asyncio.get_running_loop(), sock, messages.from_front_end, self._on_messages, on_end)
@@ -183,7 +186,8 @@ class FrontEndService:
         self._outputs = OutputLoans(self.channel)
         # called with the memory of a model of which there is none left for an input, and what to do once others have returned some;
         # returns False if none has any
-        self.on_shortage = self.make_room = self._inputs.make_room  # asks the front end for unused memory
+        self.on_shortage: Shortage = self._inputs.make_room
+        self.make_room = self._inputs.make_room  # asks the front end for unused memory
         # disconnects slow clients of the front end whose responses take the memory of a model's process
         self.drop_readers = self._outputs.drop_readers
         # of its messages, by type; others may be added
@@ -196,9 +200,9 @@ class FrontEndService:
             messages.NeedMemory: self._need_memory,
             messages.Return: lambda asked: self._inputs.returned(asked.segment),
             messages.Forget: self._forget,
-            messages.Refused: self._refused,
+            messages.Refused: lambda told: engine.refusals.add(*astuple(told)),
             messages.Counted: self._counted,
-            messages.Settled: self._settled,
+            messages.Settled: lambda told: self._settling.answered(told.number),
             messages.Dropped: self._outputs.dropped,
             messages.Room: self._inputs.room_made,
         }
@@ -432,9 +436,6 @@ class FrontEndService:
 
     # Counts
 
-    def _refused(self, asked: messages.Refused) -> None:
-        self._engine.refusals.add(asked.protocol, asked.reason, asked.message, asked.model, asked.sender)
-
     def _counted(self, asked: messages.Counted) -> None:
         if asked.code not in _CODES[asked.protocol]:
             raise RemoteProtocolError("a count of answers with a code that there is not")
@@ -442,16 +443,7 @@ class FrontEndService:
 
     async def settle(self) -> None:
         """Return once all answers are counted that clients of the front end have got so far."""
-        number = next(self._settle_numbers)
-        settled = self._settling[number] = asyncio.get_running_loop().create_future()
-        self.channel.post(messages.Settle(number))
-        await settled
-
-    def _settled(self, asked: messages.Settled) -> None:
-        settled = self._settling.pop(asked.number, None)
-        if settled is None:
-            raise RemoteProtocolError("an answer without a question")
-        set_done(settled)
+        await self._settling.answer(lambda number: self.channel.post(messages.Settle(number)))
 
     # The end
 
@@ -463,14 +455,7 @@ class FrontEndService:
         self._outputs.end()
         self._inputs.end()
         self._versions.clear()
-        for settled in self._settling.values():
-            set_done(settled)
-
-
-def set_done(waiting: asyncio.Future[None]) -> None:
-    """Wake the one that waits, unless nobody does any more."""
-    if not waiting.done():
-        waiting.set_result(None)
+        self._settling.end()
 
 
 def _set_options(request: InferenceRequest, options: messages.Options) -> None:
