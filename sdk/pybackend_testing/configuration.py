@@ -72,7 +72,10 @@ def is_ensemble(model_directory: "Union[str, os.PathLike[str]]") -> bool:
     """Whether the configuration in a model's directory is an ensemble's; False where nobody can read it."""
     path = os.path.join(os.fspath(model_directory), CONFIG_FILENAME)
     server = _server()
-    return server is not None and os.path.isfile(path) and _is_ensemble(server.read_file(path))
+    try:
+        return server is not None and os.path.isfile(path) and _is_ensemble(server.read_file(path))
+    except ConfigError:  # the open of the model says so
+        return False
 
 
 def read_ensemble(

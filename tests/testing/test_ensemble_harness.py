@@ -212,3 +212,10 @@ def test_a_faulty_configuration_is_refused_as_by_a_server(repository, tmp_path, 
     ensemble = write_ensemble(tmp_path, "e", written, extra=extra)
     with pytest.raises((ConfigError, LoadError), match=text):
         EnsembleHarness(ensemble).open()
+
+
+def test_a_model_whose_configuration_cannot_be_read_is_named(repository, tmp_path):
+    shutil.copytree(repository / "double", tmp_path / "broken")
+    (tmp_path / "broken/config.pbtxt").write_text("backend:")
+    with pytest.raises(LoadError, match=r"models=\{'double': \.\.\.\}: "):
+        EnsembleHarness(repository / "quadruple", models={"double": tmp_path / "broken"}).open()
