@@ -168,7 +168,7 @@ format: $(MARK)-dev ## let ruff format and fix what it can, and wrap the lines o
 	$(BIN)/python -m tests.lint.columns
 
 snapshots: $(MARK)-dev $(NODE_MODULES) ## renew the texts that tests compare as a whole: then read the difference
-	$(TESTS) --all --snapshot-update $(shell grep -rl --include='test_*.py' '^ *assert .* == snapshot' tests) $(PYTEST_ARGS)
+	$(TESTS) --all --snapshot-update $(shell grep -rl --include='test_*.py' '^ *assert .*\bsnapshot\b' tests) $(PYTEST_ARGS)
 
 flags: $(MARK)-dev ## write the flags of `pybackend serve` into the manual
 	$(BIN)/python -m tests.lint.flag_page

@@ -229,41 +229,25 @@ def test_sequences_and_parameters_reach_the_model(infer):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments",
     [
-        (
-            ["add_sub", "--input", "INPUT0=[1,2,3]"],
-            "error: input 'INPUT0' wants FP32 [4]; the given value has the shape [3], 3 elements\n",
-        ),
-        (
-            ["flat", "--input", "INN=1"],
-            "error: unexpected inference input 'INN' for model 'flat'. Did you mean 'IN'? Its inputs: IN (FP32 [-1])\n",
-        ),
-        (
-            ["square", "--input", "IN=[1,2,3,4.5]"],
-            "error: input 'IN' wants INT32 [2,2], not FP64 [4]: [1.0, 2.0, 3.0, 4.5]\n",
-        ),
-        (
-            ["square", "--input", f"IN=[1,2,3,{2**31}]"],
-            f"error: input 'IN' wants INT32 [2,2], not INT64 [4]: [1, 2, 3, {2**31}]\n",
-        ),
-        (["flat", "--input", 'IN=["a"]'], "error: input 'IN' wants FP32 [-1], not strings [1]: ['a']\n"),
-        (
-            ["text", "--input", "IN=[1]"],
-            "error: input 'IN' wants BYTES [-1]; [1] is not an array of that type: 1 is not a string\n",
-        ),
-        (["flat", "--input", "IN=@no.npy"], "error: input 'IN': cannot read no.npy: No such file or directory\n"),
-        (["refuses"], "error: IN must not be empty\n"),
-        (
-            ["nobody"],
-            "error: Request for unknown model: 'nobody' is not found. `pybackend status` lists the models\n",
-        ),
-        (["sqare"], "error: Request for unknown model: 'sqare' is not found. Did you mean 'square'?\n"),
+        ["add_sub", "--input", "INPUT0=[1,2,3]"],
+        ["flat", "--input", "INN=1"],
+        ["square", "--input", "IN=[1,2,3,4.5]"],
+        ["square", "--input", f"IN=[1,2,3,{2**31}]"],
+        ["flat", "--input", 'IN=["a"]'],
+        ["text", "--input", "IN=[1]"],
+        ["flat", "--input", "IN=@no.npy"],
+        ["refuses"],
+        ["nobody"],
+        ["sqare"],
     ],
+    ids=str,
 )
-def test_an_error_is_one_sentence_and_status_1(infer, arguments, message):
+def test_an_error_is_one_sentence_and_status_1(infer, arguments, snapshot):
     done = infer(*arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.rstrip() == snapshot
 
 
 def test_numbers_need_no_brackets(infer):
@@ -315,21 +299,22 @@ def test_the_responses_of_a_decoupled_model_are_printed_as_they_arrive(infer):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments",
     [
-        (["m", "--input", "X"], 'Bad option: "--input". Got X, expected NAME=VALUE'),
-        (["m", "--input", "X=1", "--input", "X=2"], 'Bad option: "--input". X is given twice'),
-        (["m", "--input", "X=-", "--input", "Y=-"], "Only one input can come from standard input"),
-        (["m", "--sequence-start"], "--sequence-start needs --sequence-id=ID"),
-        (["m", "--", "--sandbox=off"], "Flags after -- are for `pybackend serve`: they need --repository=DIR"),
-        (["m", "--outptu=X"], 'Bad option: "--outptu". Did you mean --output?'),
-        (["m", "n"], "Unexpected argument: n. Write inputs as NAME=VALUE"),
+        ["m", "--input", "X"],
+        ["m", "--input", "X=1", "--input", "X=2"],
+        ["m", "--input", "X=-", "--input", "Y=-"],
+        ["m", "--sequence-start"],
+        ["m", "--", "--sandbox=off"],
+        ["m", "--outptu=X"],
+        ["m", "n"],
     ],
+    ids=str,
 )
-def test_a_wrong_command_line(pybackend, arguments, message):
+def test_a_wrong_command_line(pybackend, arguments, snapshot):
     done = pybackend("infer", *arguments)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[-1] == message
+    assert done.stderr.splitlines()[-1] == snapshot
 
 
 def test_without_a_server(pybackend):

@@ -95,15 +95,17 @@ def test_members_share_a_process(server):
     assert pid_of(server, "alone", 3) not in pids
 
 
-def test_what_contradicts_the_others_is_refused(server, snapshot):
+def test_what_contradicts_the_others_is_refused(server):
     refused = load(server, "differs")
     assert refused.status == 400
     assert "cannot join PROCESS_GROUP 'ocr'" in refused.error
-    assert refused.error == snapshot
+    assert "other ZYGOTE or PRELOAD parameters than the others: give all of them the same" in refused.error
     assert "parameters PROCESS_GROUP must be a name of letters" in load(server, "misnamed").error
     refused = load(server, "elsewhere")
     assert refused.status == 400
-    assert refused.error == snapshot
+    assert (
+        "and the others run on the server's own Python: give all of them the same EXECUTION_ENV_PATH" in refused.error
+    )
 
 
 def test_members_come_and_go(server, repository):
@@ -176,12 +178,14 @@ def test_a_process_that_dies_answers_every_request_and_comes_back_whole(server, 
     assert pid_of(server, "detect", 1) == pid_of(server, "read", 2) != pid
 
 
-def test_a_floor_keeps_models_apart(repository, snapshot):
+def test_a_floor_keeps_models_apart(repository):
     flags = ("--model-control-mode=explicit", "--sandbox-floor=standard")
     with serving(repository, flags=flags) as server:
         refused = load(server, "detect")
     assert refused.status == 400
-    assert refused.error == snapshot
+    assert (
+        "PROCESS_GROUP would let it reach other models, and this server has --sandbox-floor=standard" in refused.error
+    )
 
 
 # --- Calls within the process ---
@@ -347,7 +351,7 @@ def test_calls_that_can_never_be_served(calling, path, cycle):
     assert infer(calling, model, {"IN": data}, id="x-y-outside")["OUT"].tolist() == [1]
 
 
-def test_a_process_that_dies_within_a_nested_call(calling, lab, snapshot):
+def test_a_process_that_dies_within_a_nested_call(calling, lab):
     answers = []
     data = np.zeros(1, np.int64)
     thread = threading.Thread(
@@ -359,8 +363,7 @@ def test_a_process_that_dies_within_a_nested_call(calling, lab, snapshot):
     os.kill(pid, signal.SIGKILL)
     thread.join()
     assert answers[0].status == 500
-    assert "Stub process 'stuck_0_0' is not healthy" in answers[0].error
-    assert answers[0].error == snapshot
+    assert "Stub process 'stuck_0_0' is not healthy. The process was killed by signal 9" in answers[0].error
     wait_until(lambda: infer(calling, "whereabouts", {"IN": data}).status == 200, "another process")
     wait_until(lambda: infer(calling, "caller", {"CODE": strings("return 1")}).status == 200, "the caller")
 

@@ -189,27 +189,27 @@ def test_conda_environments_that_are_none(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    "arguments",
     [
-        ((), "name either a FILE or a --backend"),
-        (("requirements.txt", "--upgrade"), "--upgrade is for --backend"),
-        (("none.yml",), "none.yml does not exist"),
-        (("requirements.txt", "--format", "zip"), "invalid choice: 'zip'"),
-        (("requirements.txt", "-o", "env.zip"), "has no known suffix: let the name end in one of .tar.gz"),
-        (("requirements.txt", "-o", "env.tar.gz", "--format", "zst"), "contradicts --format tar.zst"),
-        (("requirements.txt", "--python", "3.7"), "--python 3.7: models run in 3.8 and newer"),
-        (("requirements.txt", "--python", "/bin/true"), "is not a working CPython"),
-        (("requirements.txt", "--extra", "x"), "--extra is for a pyproject.toml"),
-        (("requirements.txt", "--lock", "none/env.lock"), "the directory none does not exist"),
-        (("requirements.txt", "--lock", "requirements.txt"), "is not a lock written by pybackend"),
+        (),
+        ("requirements.txt", "--upgrade"),
+        ("none.yml",),
+        ("requirements.txt", "--format", "zip"),
+        ("requirements.txt", "-o", "env.zip"),
+        ("requirements.txt", "-o", "env.tar.gz", "--format", "zst"),
+        ("requirements.txt", "--python", "3.7"),
+        ("requirements.txt", "--python", "/bin/true"),
+        ("requirements.txt", "--extra", "x"),
+        ("requirements.txt", "--lock", "none/env.lock"),
+        ("requirements.txt", "--lock", "requirements.txt"),
     ],
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, tuple) else None,
 )
-def test_wrong_command_lines(arguments, reason, tmp_path):
+def test_wrong_command_lines(arguments, tmp_path, snapshot):
     (tmp_path / "requirements.txt").write_text("leaf\n")
     done = run_pack(*arguments, cwd=tmp_path)
     assert done.returncode == 2
-    assert reason in done.stderr
+    assert done.stderr.splitlines()[-1].partition(" (choose from")[0] == snapshot  # the rest is CPython's
     assert [path.name for path in tmp_path.iterdir()] == ["requirements.txt"]
 
 
