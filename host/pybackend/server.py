@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -68,9 +68,6 @@ EXIT_OK, EXIT_FAILED = 0, 1
 
 DEBUGGING_LIMIT_S = 24 * 3600.0
 """Shutdown limit while models are debugged: one may be stopped at a breakpoint. A second signal ends it at once."""
-
-
-_Port = HttpServer | GrpcFrontend[InferenceEngine] | FrontEnds
 
 
 @dataclass(frozen=True)
@@ -406,7 +403,12 @@ class Server:
         self.engine.state = EngineState.EXITING
         for port in self._ports():
             port.stop_listening()
-        report = StopReport(self._repository.life_cycle.unfinished, self._connection_count, deadline_s)
+
+        def connections() -> int:
+            """Those amid a request or response; 0 while clients may keep others."""
+            return 0 if self.engine.state is EngineState.EXITING else self._open_connections
+
+        report = StopReport(self._repository.life_cycle.unfinished, connections, deadline_s)
         reporting = asyncio.create_task(report.run())
         try:
             return await self._drain_or_hurry(deadline_s)
@@ -435,15 +437,13 @@ class Server:
             return True
         return self._front_ends is not None and self._front_ends.drop_readers(is_part, nbytes, then)
 
-    def _connection_count(self) -> int:
-        """Connections in the middle of a request or response; 0 while clients may keep others."""
-        return (
-            0
-            if self.engine.state is EngineState.EXITING
-            else _connections(self._ports(), self._front_ends, self._further)
-        )
+    @property
+    def _open_connections(self) -> int:
+        if self._front_ends is not None:
+            return self._front_ends.connection_count + sum(port.connection_count for port in self._further)
+        return sum(port.connection_count for port in self._ports())
 
-    def _ports(self) -> list[_Port]:
+    def _ports(self) -> list[HttpServer | GrpcFrontend[InferenceEngine] | FrontEnds]:
         return [port for port in (self._front_ends, self._http, self._grpc, *self._further) if port is not None]
 
     async def _let_clients_go(self, deadline_s: float) -> None:
@@ -456,10 +456,9 @@ class Server:
             return
         left_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
         grace_s = min(self._settings.exit_keepalive_s, left_s / 2)  # the models need time, too
-        open_connections = _connections(self._ports(), self._front_ends, self._further)
-        if grace_s and open_connections and not all(port.is_quiet for port in self._ports()):
+        if grace_s and self._open_connections and not all(port.is_quiet for port in self._ports()):
             text = "Clients have %d open connections: what still comes is answered, for %g s at most."
-            log.info(text, open_connections, grace_s, extra=DETAIL)
+            log.info(text, self._open_connections, grace_s, extra=DETAIL)
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await asyncio.gather(*(port.quiet() for port in self._ports()))
@@ -484,11 +483,6 @@ class Server:
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
         return answered and sent
-
-
-def _connections(ports: Sequence[_Port], front_ends: FrontEnds | None, further: Sequence[_Port]) -> int:
-    """Connections of clients: those of HTTP and gRPC are the front ends' if there are such."""
-    return sum(port.connection_count for port in (ports if front_ends is None else (front_ends, *further)))
 
 
 def _log_machine(gpus: Gpus) -> None:
