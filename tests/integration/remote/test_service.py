@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pybackend.engine.answers import RefusalReason
 from pybackend.errors import ErrorCode
 from pybackend.frontend import slices
-from pybackend.frontend.remote import loans, messages, service
+from pybackend.frontend.remote import messages, open_questions, service
 from pybackend.frontend.remote.channel import MOST_MESSAGES, Channel, socket_pair
 from pybackend.frontend.remote.service import FrontEndService
 from pybackend_wire.errors import RemoteProtocolError
@@ -228,7 +228,7 @@ def test_a_front_end_that_lets_no_slow_client_go_is_at_fault(front_end: Scripted
         left: list[bool] = []
         assert front_end.service.drop_readers(lambda _data: True, 1, lambda: left.append(True))
         await front_end.hears(messages.DropReaders)
-        for _ in range(loans.MOST_LOOKS):
+        for _ in range(open_questions.MOST_LOOKS):
             front_end.service.alive()
         with pytest.raises(RemoteProtocolError, match="it keeps the memory of slow clients"):
             front_end.service.alive()
@@ -251,7 +251,7 @@ def test_a_front_end_that_does_not_return_memory_is_at_fault(
         left: list[bool] = []
         assert front_end.service.make_room(engine.open("identity").model.arena, lambda: left.append(True))
         await front_end.hears(messages.MakeRoom)
-        for _ in range(loans.MOST_LOOKS):
+        for _ in range(open_questions.MOST_LOOKS):
             front_end.service.alive()
         with pytest.raises(RemoteProtocolError, match="it does not say what memory it can return"):
             front_end.service.alive()
