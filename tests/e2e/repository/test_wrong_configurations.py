@@ -120,6 +120,8 @@ RULES = {
     "control_type": (sequences(control("S", "CORRID", "data_type: TYPE_FP32")),
         "unexpected data type for control CONTROL_SEQUENCE_CORRID for {m}. Allowed data types are TYPE_UINT64, "
         "TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING"),
+    "control_two_kinds": (sequences(control("S", "CORRID", "data_type: TYPE_INT32 int32_false_true: [ 0, 1 ]")),
+        "sequence batching must not specify 'int32_false_true' for CONTROL_SEQUENCE_CORRID for {m}"),
     "control_is_input": (sequences(control("IN", "START")),
         "sequence batching control tensor 'IN' must not be an input of the model too for {m}"),
     "control_nothing": (sequences('control_input { name: "S" }'),
