@@ -263,6 +263,7 @@ class ModelSettings:
     gpu_models_on_cpu: bool = False  # on a machine without a GPU, models that are configured for one run on the CPU
     # limit on input memory per model, and on output memory per instance
     memory_limit_bytes: int = field(default_factory=half_of_memory_bytes)
+    process_memory_limit_bytes: int = 0  # limit on a process's own memory, in models that do not say; 0 for none
     # how long running requests and ``finalize`` may take when the server stops, and ``finalize`` when a version
     # is replaced or unloaded
     exit_timeout_s: float = 30

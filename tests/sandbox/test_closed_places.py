@@ -4,6 +4,8 @@ import os
 import re
 import shutil
 import site
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -183,11 +185,29 @@ def test_an_interpreter_in_another_users_home(base):
     assert {name for name, outcome in found.items() if outcome == "READY"} == {"off", "owner"}
     for name in ("standard", "strict", "host"):
         assert f" enter {home}, where the server's Python lies. Run the server as the user who owns it: " in found[name]
-        assert (
-            "Or install the server where all may enter, `python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip install "
-            in found[name]
-        )
-    assert f"cannot enter {home}, where the server's Python lies. Install the server where all" in found["third"]
+    assert f"cannot enter {home}, where the server's Python lies. " in found["third"]
+
+
+def test_what_is_not_in_force_is_said_once_and_in_short(base):
+    """The doctor says the rest."""
+    closed = base / "closed"
+    for name in ("one", "two"):
+        write_laboratory(closed / "models", name)
+    closed.chmod(0o700)
+    with server_of(base, closed / "models") as server:
+        assert set(outcomes(server, "one", "two").values()) == {"READY"}
+        assert {user_of(server, name) for name in ("one", "two")} == {0}
+        (line,) = re.findall(r'"(sandbox of .*)"', server.output)
+    text, command, rest = line.split("`")
+    assert (
+        re.sub("'(one|two)'", "'m'", text)
+        == "sandbox of model 'm', and perhaps of others: layer 'uid' is not in force. "
+    )
+    assert (command, rest) == (f"pybackend doctor {closed / 'models'}", " says why, and what helps")
+    doctor = subprocess.run(
+        [sys.executable, "-m", *command.split()], capture_output=True, text=True, check=False
+    ).stdout
+    assert f"chmod o+x {closed}" in doctor
 
 
 @pytest.mark.thorough
@@ -204,11 +224,15 @@ def test_an_interpreter_in_a_directory_of_root(base):
         for name in ("standard", "strict"):
             assert user_of(server, name) == 0
             reason = server.get(f"/v2/models/{name}/sandbox").json["not_in_force"]["uid"]
-            assert reason == (
-                f"other users cannot enter {closed}, where the server's Python lies. Install the server where all may enter, "
-                f"{install_command(pip='python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip')}. Or let it pass, "
-                f"`chmod o+x {closed}`"
-            )
+            begin, _, advice = reason.partition(". ")
+            assert begin == f"other users cannot enter {closed}, where the server's Python lies"
+            *others, opened = advice.split(". Or let it pass, ")
+            assert opened.removeprefix("Run ") == f"`chmod o+x {closed}`"
+            for other in others:  # if the system has a Python that all may run
+                python = re.search("`(.+?) -m venv", other)[1]
+                install = install_command(pip=f"{python} -m venv /opt/pybackend && /opt/pybackend/bin/pip")
+                assert other == f"Install the server where all may enter, {install}"
+                assert os.access(python, os.X_OK)
 
 
 @pytest.mark.parametrize("owner", [0, *thorough(OTHER_UID)])

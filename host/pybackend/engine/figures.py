@@ -110,6 +110,11 @@ class VersionFigures:
         return sum([each.restart_count for each in self._model.instances])
 
     @property
+    def renewal_count(self) -> int:
+        """Number of processes that have made place for another one while they served."""
+        return sum([each.renewal_count for each in self._model.instances])
+
+    @property
     def dropped_lines(self) -> int:
         """Number of lines that the model wrote and that the server's log did not take."""
         return sum([each.output.dropped_lines for each in self._model.instances])

@@ -113,6 +113,7 @@ class InstanceExecutor(RequestHolder):
         session = executions.session
         assert session is not None
         executions.last_number = number = executions.last_number + 1
+        executions.request_count += len(batch)
         owner = self._owner if owner is None else owner
         gate = self.gate if self.is_up else None  # samples, which run before the instance is ready, need nothing
         if gate is not None:

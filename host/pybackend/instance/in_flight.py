@@ -42,6 +42,7 @@ class ExecutionsInFlight:
     def __init__(self, version: str, owner: InstanceOwner) -> None:
         self.session: StubSession | None = None
         self.last_number = 0
+        self.request_count = 0  # the requests that this stub was sent
         self.in_flight: dict[int, Execution] = {}  # those that the stub has not returned from, by number, oldest first
         self.streaming: dict[int, Execution] = {}  # those that it has returned from and not answered
         self.prefetch = Prefetch(self.in_flight, owner)
@@ -52,7 +53,7 @@ class ExecutionsInFlight:
 
     def begin(self, session: StubSession, settings: InstanceSettings) -> None:
         """The model is initialised in another stub: numbers begin at 1 again."""
-        self.last_number = 0
+        self.last_number = self.request_count = 0
         self._reschedules = settings.initialize.reschedules
         self._output_listener = settings.outputs
         session.outputs.listener = settings.outputs

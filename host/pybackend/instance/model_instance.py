@@ -5,12 +5,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import mention
 from pybackend.instance.execution import InstanceOwner
 from pybackend.instance.executor import ExecutionMonitor, InstanceExecutor
+from pybackend.instance.process_bounds import ProcessBounds
 from pybackend.instance.services import StubServices
 from pybackend.instance.session import EXIT_GRACE_S, StubSession
 from pybackend.instance.settings import InstanceSettings, InstanceState, StubSettings
@@ -121,6 +122,8 @@ class ModelInstance:
         self._executions = self.executor.executions
         self.monitor = ExecutionMonitor(self.executor, self.output)
         self.restart_count = 0
+        self.renewal_count = 0
+        self._bounds: ProcessBounds | None = None
         self._start_failure = ""
         self._is_offered = False
         self._launcher = launcher
@@ -180,6 +183,11 @@ class ModelInstance:
             self._executions.prefetch.forget_times()
         if self.session is None:  # it died in the turn in which it got ready
             raise ModelLoadError(unhealthy(self.name, self.executor.death_cause))
+        self._bounds = bounds = ProcessBounds(self.name, self._executions, settings.options)
+        if bounds.excess:
+            raise ModelLoadError(
+                f"instance '{self.name}' cannot serve: at its start, the process {bounds.excess}: raise it"
+            )
         self._enter(InstanceState.READY)
         self.session.offer(offered=self._is_offered)
         self.backoff.on_ready()
@@ -295,9 +303,22 @@ class ModelInstance:
             return
         if self._settings is not None:
             self.monitor.check(self._settings, now_ns)
+        excess = self._bounds.excess if self._bounds is not None and self.state is InstanceState.READY else ""
+        if excess:
+            session.kill(f"{excess}, and was killed")
         for segment in dropped_inputs:
             session.inputs.detach(segment)
         session.outputs.trim(now_ns)
+
+    @property
+    def wear(self) -> str:
+        """Why another instance should take its place, completing "the process ..."; empty if none should."""
+        return "" if self._bounds is None else self._bounds.wear
+
+    def succeed(self, other: Self) -> None:
+        """It takes the place of another one, and goes on counting."""
+        self.restart_count, self.renewal_count = other.restart_count, other.renewal_count + 1
+        self.output.dropped_lines += other.output.dropped_lines
 
     def end_abandoned(self, limit_s: float, now_ns: int, *, is_needed: bool) -> None:
         """End the stub if nobody has waited for anything that it executes for some time; another one follows if that is needed."""

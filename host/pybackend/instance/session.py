@@ -286,7 +286,7 @@ class StubSession:
         """End the process at once; ``cause`` completes the sentence "The process ..." if it was alive until now."""
         if not self.process.is_exiting:
             self._life.end_cause = self._life.end_cause or cause
-        self.process.kill()
+        self.process.kill(self._life.end_cause)
 
     # Requests; executions are posted to the channel
 

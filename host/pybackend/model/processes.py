@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -311,11 +312,37 @@ class ModelProcesses:
         ends = []
         for instance in leaving:
             is_kept = keeps(instance.executor)
-            end = self._leaving[instance] = asyncio.create_task(self._end_when_idle(instance, keeps))
+            end = self._retire(instance, keeps)
             if not is_kept:
                 ends.append(end)
         if ends:
             await asyncio.wait(ends, timeout=self._host.settings.exit_timeout_s)
+
+    def succeed(
+        self,
+        instance: ModelInstance,
+        successor: ModelInstance,
+        keeps: Callable[[InstanceExecutor], bool],
+        limit_s: float,
+    ) -> None:
+        """Serve with another instance in place of one, which ends likewise, but whose sequences have this time at most."""
+        self.instances[self.instances.index(instance)] = successor
+        end_s = time.monotonic() + limit_s
+        self._retire(instance, lambda executor: time.monotonic() < end_s and keeps(executor))
+
+    def _retire(self, instance: ModelInstance, keeps: Callable[[InstanceExecutor], bool]) -> asyncio.Task[None]:
+        end = self._leaving[instance] = asyncio.create_task(self._end_when_idle(instance, keeps))
+        return end
+
+    @property
+    def leaving(self) -> Collection[ModelInstance]:
+        """The instances that accept no new requests, and have not ended yet."""
+        return self._leaving.keys()
+
+    @property
+    def can_renew(self) -> bool:
+        """False if they must stay what they are: somebody debugs them, or they are not the server's."""
+        return self._program is None and not self.is_debugged
 
     async def drop(self, instances: Sequence[ModelInstance]) -> None:
         """End instances that were made and never added; those that were initialised are finalized."""

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, UnknownSequenceError
 from pybackend.inference.pending import CANCELLED, PendingRequest, RequestHolder, RunningExecution
@@ -25,6 +26,7 @@ from pybackend.model.instance_health import InstanceHealth
 from pybackend.model.instance_requests import InstanceRequests
 from pybackend.model.model import UNLOADED, Membership, Model, ModelState, not_ready
 from pybackend.model.processes import ModelProcesses, gpu_accesses
+from pybackend.model.renewal import SEQUENCES_LIMIT_S, ProcessRenewal
 from pybackend.model.source import ModelSource
 from pybackend.model.statistics import FailureReason
 from pybackend.model.version_loader import CompletedVersion, VersionLoader
@@ -127,6 +129,7 @@ class ServingVersion(RequestHolder):
         instances: those that accept requests; the requests share this list.
         executors: of these instances; the scheduler shares this list.
         answers: the cached answers, which see requests first; None if all requests are executed.
+        changing: held while instances are exchanged.
     """
 
     version: CompletedVersion
@@ -136,6 +139,7 @@ class ServingVersion(RequestHolder):
     scheduler: Scheduler
     answers: CachedAnswers | None
     requests: InstanceRequests
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def cancel(self, pending: PendingRequest) -> None:
         """Drop a waiting request; its sender is answered on the next loop turn, as for every request.
@@ -172,13 +176,35 @@ class ServingVersion(RequestHolder):
 
     async def change_instances(self, loader: VersionLoader) -> list[ModelInstance]:
         """Serve with the instances of another configuration; returns them, with those that accept no requests."""
-        version = replace(self.version, config=loader.renewed(self.version.config))
-        every, serves = await loader.change_instances(self.version, version)
-        self.instances[:] = serves
-        self.executors[:] = [instance.executor for instance in serves]
+        async with self.changing:
+            version = replace(self.version, config=loader.renewed(self.version.config))
+            every, serves = await loader.change_instances(self.version, version)
+            self._serve_with(serves)
+            self.version, self.loader = version, loader
+            return every
+
+    def _serve_with(self, instances: list[ModelInstance]) -> None:
+        self.instances[:] = instances
+        self.executors[:] = [instance.executor for instance in instances]
         self.scheduler.change_instances()
-        self.version, self.loader = version, loader
-        return every
+
+    async def renew(self, processes: ModelProcesses, instance: ModelInstance) -> ModelInstance | None:
+        """Start the successor of an instance, and serve with it; returns it, or None if the instance has left meanwhile.
+
+        The instance ends when it has answered what it has begun, and the sequences at it have ended.
+
+        Raises:
+            ModelLoadError: it could not be started, and nothing has changed; InferenceError likewise.
+        """
+        async with self.changing:
+            if instance not in processes.instances:
+                return None
+            successor = await self.loader.start_successor(self.version, instance)
+            successor.succeed(instance)
+            self._serve_with([successor if each is instance else each for each in self.instances])
+            processes.succeed(instance, successor, self.scheduler.keeps, SEQUENCES_LIMIT_S)
+        self.requests.on_available()
+        return successor
 
 
 class PythonModel(Model):
@@ -202,6 +228,7 @@ class PythonModel(Model):
         self.instances = self._processes.instances
         self.health = InstanceHealth(self, self._processes, self._availability)
         self._serving: ServingVersion | None = None
+        self._renewal: ProcessRenewal | None = None  # None if processes are never renewed
         self.sequences = VersionSequences()
 
     # Life
@@ -249,7 +276,9 @@ class PythonModel(Model):
         )
         requests.serve(scheduler, instances, form, path, decoupled=decoupled)
         self.sequences.active = scheduler.active if isinstance(scheduler, SequenceBatcher) else None
-        self._serving = ServingVersion(version, loader, instances, executors, scheduler, answers, requests)
+        self._serving = serving = ServingVersion(version, loader, instances, executors, scheduler, answers, requests)
+        if version.options.renews_processes:
+            self._renewal = ProcessRenewal(self._processes, partial(serving.renew, self._processes))
 
     def can_change_instances(self, source: ModelSource) -> bool:
         """True if :meth:`change_instances` can bring it up to date with a source of which only the instances differ."""
@@ -291,6 +320,8 @@ class PythonModel(Model):
     async def unload(self, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         began_s = time.monotonic()
         self.state = ModelState.UNLOADING
+        if self._renewal is not None:
+            await self._renewal.end()
         self._processes.offer(offered=False)
         if drain_timeout_s is None:
             await self.sequences.ended_within(
@@ -402,8 +433,10 @@ class PythonModel(Model):
     def trim(self, now_ns: int) -> None:
         dropped: list[int] = []
         self.arena.trim(now_ns, dropped.append)
-        for instance in self.instances:
+        for instance in (*self.instances, *self._processes.leaving):
             instance.trim(dropped, now_ns)
+        if self._renewal is not None and self.state is _READY:
+            self._renewal.look()
         limit_s = self._host.settings.abandoned_limit_s
         if limit_s is None or self.state is not ModelState.UNLOADING:
             return

@@ -18,7 +18,7 @@ from pybackend.modelconfig.known_backends import known_backend
 from pybackend.modelconfig.labels import read_labels
 from pybackend.modelconfig.loader import check_instances, finish_config, on_cpu, planned_instances
 from pybackend.modelconfig.normalisation import with_scheduling
-from pybackend.modelconfig.options import ModelOptions, options_of
+from pybackend.modelconfig.options import MemoryLimit, ModelOptions, options_of
 from pybackend.modelconfig.schema import (
     InstanceSpec,
     ModelConfig,
@@ -76,17 +76,18 @@ def completed_version(
     digest: bytes = b"",
     *,
     validate_outputs: bool = False,
+    process_memory: MemoryLimit | None = None,
 ) -> CompletedVersion:
     """Read the files in the model directory that a completed, validated configuration names. Blocking.
 
-    ``validate_outputs`` is for a model that does not say.
+    ``validate_outputs`` and ``process_memory`` are for a model that does not say.
     """
     signature = signature_of(config, read_labels(config, directory), extras_of(config))
     has_sequences = config.scheduling is Scheduling.SEQUENCE_BATCHING
     return CompletedVersion(
         config=config,
         signature=signature,
-        options=options_of(config, validate_outputs=validate_outputs),
+        options=options_of(config, validate_outputs=validate_outputs, process_memory=process_memory),
         hidden_outputs=hidden_outputs(config),
         digest=digest,
         warmup=warmup_samples(config, signature, directory),
@@ -148,9 +149,17 @@ class VersionLoader:
         if host.cache is not None and host.cache.stable_keys:
             digest = await apart(files, version_digest, source, config)
         warn_without_cache(host.cache, config)
-        strict = host.settings.validate_outputs
+        settings = host.settings
+        limit_bytes = settings.process_memory_limit_bytes
         return await apart(
-            files, completed_version, config, source.directory, host.extras_of, digest, validate_outputs=strict
+            files,
+            completed_version,
+            config,
+            source.directory,
+            host.extras_of,
+            digest,
+            validate_outputs=settings.validate_outputs,
+            process_memory=MemoryLimit(limit_bytes, "--process-memory-limit") if limit_bytes else None,
         )
 
     async def open(self) -> list[InstanceSpec]:
@@ -221,12 +230,24 @@ class VersionLoader:
             else:
                 added.append((processes.make_instance(spec), spec))
                 wanted.append(added[-1])
-        try:
-            await self._start(after, added)
-        except BaseException:  # cancelled, too: processes must not outlive their load
-            await processes.drop([instance for instance, _ in added])
-            raise
+        await self._start_beside(after, added)
         return [instance for instance, _ in wanted], [instance for instance, spec in wanted if not spec.passive]
+
+    async def start_successor(self, version: CompletedVersion, instance: ModelInstance) -> ModelInstance:
+        """Start another instance like one of a serving version, which is to make place for it."""
+        spec = instances(version.config)[self._processes.instances.index(instance)]
+        successor = self._processes.make_instance(spec)
+        await self._start_beside(version, [(successor, spec)])
+        return successor
+
+    async def _start_beside(
+        self, version: CompletedVersion, added: Sequence[tuple[ModelInstance, InstanceSpec]]
+    ) -> None:
+        try:
+            await self._start(version, added)
+        except BaseException:  # cancelled, too: processes must not outlive their load
+            await self._processes.drop([instance for instance, _ in added])
+            raise
 
     def _descriptions(self, config: ModelConfig) -> list[tuple[InstanceSpec, RateLimit | None]]:
         return [(spec, rate_limit_of(config, spec.group, spec.device_id)) for spec in instances(config)]

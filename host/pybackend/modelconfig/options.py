@@ -10,13 +10,21 @@ from typing import TypeVar
 
 from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.schema import ModelConfig
-from pybackend.sandbox.options import HOST_UID, SandboxOptions
+from pybackend.sandbox.options import HOST_UID, MIB, SandboxOptions
 from pybackend.spelling import closest
 from pybackend_wire.confinement import LEVELS
 
 _T = TypeVar("_T")
 
 DEFAULT_RESTART_LIMIT, DEFAULT_RESTART_RETRY_S = 10, 60.0
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """A limit on the memory of a process, and the name of the option or flag that sets it."""
+
+    nbytes: int
+    option: str
 
 
 @dataclass(frozen=True)
@@ -32,10 +40,23 @@ class ModelOptions:
     restart_limit: int = DEFAULT_RESTART_LIMIT
     # RESTART_RETRY_S, how often an instance that was given up is tried again; 0 for never
     restart_retry_s: float = DEFAULT_RESTART_RETRY_S
+    # PROCESS_MEMORY_LIMIT_MB, a process that has more memory of its own is ended; None for no limit
+    process_memory: MemoryLimit | None = None
+    # RESTART_AFTER_REQUESTS, a process that has had so many makes place for a new one; 0 for any number
+    restart_after_requests: int = 0
+    # RESTART_AFTER_REQUESTS_JITTER, up to so many more, by chance
+    restart_jitter: int = 0
+    # RESTART_AT_MEMORY_MB, a process that has more memory of its own makes place for a new one; 0 for any size
+    restart_at_memory_bytes: int = 0
     # CANCEL_CALLS_WITH_REQUEST, cancelling a request also cancels the model's calls on its behalf
     cancels_calls: bool = False
     # CLIENT_MEMORY, models view inputs in clients' shared memory regions instead of copying them
     views_regions: bool = False
+
+    @property
+    def renews_processes(self) -> bool:
+        """True if there is a time when a process that lives makes place for a new one."""
+        return bool(self.restart_after_requests or self.restart_at_memory_bytes)
 
 
 def preload_of(config: ModelConfig) -> tuple[str, ...] | None:
@@ -47,6 +68,8 @@ def preload_of(config: ModelConfig) -> tuple[str, ...] | None:
 
 
 PROCESS_GROUP = "PROCESS_GROUP"
+PROCESS_MEMORY_LIMIT = "PROCESS_MEMORY_LIMIT_MB"
+RESTART_AFTER_REQUESTS, RESTART_AT_MEMORY = "RESTART_AFTER_REQUESTS", "RESTART_AT_MEMORY_MB"
 
 
 def process_group_of(config: ModelConfig) -> str:
@@ -54,9 +77,11 @@ def process_group_of(config: ModelConfig) -> str:
     return read_option(config, PROCESS_GROUP, "", _group_name, "a name of letters, digits, '_', '-' and '.'")
 
 
-def options_of(config: ModelConfig, *, validate_outputs: bool = False) -> ModelOptions:
-    """Read the options. ``validate_outputs`` counts for a model without VALIDATE_OUTPUTS."""
-    return ModelOptions(
+def options_of(
+    config: ModelConfig, *, validate_outputs: bool = False, process_memory: MemoryLimit | None = None
+) -> ModelOptions:
+    """Read the options. ``validate_outputs`` counts for a model without VALIDATE_OUTPUTS, and so does ``process_memory``."""
+    options = ModelOptions(
         copy_inputs=config.parameters.get("INPUT_COPY") == "yes",
         validate_outputs=config.parameters.get("VALIDATE_OUTPUTS", "yes" if validate_outputs else "no") == "yes",
         concurrency=read_option(config, "ASYNC_EXECUTE_CONCURRENCY", 1, positive, "a whole number of at least 1"),
@@ -71,7 +96,28 @@ def options_of(config: ModelConfig, *, validate_outputs: bool = False) -> ModelO
         ),
         cancels_calls=read_option(config, "CANCEL_CALLS_WITH_REQUEST", False, yes_or_no, '"yes" or "no"'),
         views_regions=read_option(config, "CLIENT_MEMORY", False, _view, '"copy" or "view"'),
+        process_memory=_process_memory(config, process_memory),
+        restart_after_requests=read_option(config, RESTART_AFTER_REQUESTS, 0, _natural, "a whole number, 0 for never"),
+        restart_jitter=read_option(config, f"{RESTART_AFTER_REQUESTS}_JITTER", 0, _natural, "a whole number"),
+        restart_at_memory_bytes=read_option(
+            config, RESTART_AT_MEMORY, 0, _megabytes, "a whole number of megabytes, 0 for never"
+        ),
     )
+    if options.renews_processes and process_group_of(config):
+        raise ModelConfigError(
+            f"model '{config.name}': parameters {RESTART_AFTER_REQUESTS} and {RESTART_AT_MEMORY} are not for a model with "
+            f"{PROCESS_GROUP}, whose process is also that of others: take one of them out. {PROCESS_MEMORY_LIMIT} ends such a "
+            f"process with all its models ({config.source})"
+        )
+    return options
+
+
+def _process_memory(config: ModelConfig, default: MemoryLimit | None) -> MemoryLimit | None:
+    expected = "a whole number of megabytes, 0 for no limit"
+    nbytes = read_option(config, PROCESS_MEMORY_LIMIT, None, _megabytes, expected)
+    if nbytes is None:
+        return default
+    return MemoryLimit(nbytes, PROCESS_MEMORY_LIMIT) if nbytes else None
 
 
 def read_option(config: ModelConfig, key: str, default: _T, parse: Callable[[str], _T], expected: str) -> _T:
@@ -108,6 +154,10 @@ def _natural(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise ValueError(text)
     return int(text)
+
+
+def _megabytes(text: str) -> int:
+    return _natural(text) * MIB
 
 
 def _seconds(text: str) -> float:

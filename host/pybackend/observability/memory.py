@@ -1,4 +1,4 @@
-"""How much memory this process may use. Default limits are fractions of it."""
+"""How much memory this process may use, which default limits are fractions of, and how much another one has."""
 
 import os
 from collections.abc import Iterator
@@ -41,3 +41,18 @@ def _limit(file: Path) -> Iterator[int]:
         return
     if text.isdigit():  # "max" means no limit
         yield int(text)
+
+
+_OF_ITS_OWN = ("RssAnon:", "VmSwap:")
+
+
+def own_memory_bytes(pid: int) -> int:
+    """The memory that a process has to itself, in pages or swapped out: no files, and nothing that it shares with the server.
+
+    0 if that cannot be read, e.g. because the process is gone.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_OF_ITS_OWN))

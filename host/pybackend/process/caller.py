@@ -50,7 +50,7 @@ class CallerThread(StubPart):
                 self.socket.shutdown(socket.SHUT_RDWR)  # a function that hangs may keep the other end open
             self._loop.call_soon(self._tell_exit)
 
-    def kill(self) -> None:
+    def kill(self, cause: str = "") -> None:
         """Let go of the thread, which ends once its function has returned."""
         if not self.is_exiting:
             log.warning(

@@ -48,12 +48,12 @@ class MemberProcess(StubPart):
         if self.has_finished:
             self._process.leave(self)
 
-    def kill(self) -> None:
+    def kill(self, cause: str = "") -> None:
         """End the process with all its members, unless this one ends by itself."""
         if self.has_finished:
             self._process.leave(self)
         else:
-            self._process.stub.kill()
+            self._process.stub.kill(cause)
 
     def discard(self) -> None:
         self.has_finished = True

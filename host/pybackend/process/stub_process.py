@@ -17,6 +17,7 @@ from pybackend.environment.environment import Environment
 from pybackend.errors import ErrorCode
 from pybackend.ipc.segment import Segment
 from pybackend.ipc.unwanted_descriptors import close, refuse_descriptors
+from pybackend.observability.memory import own_memory_bytes
 from pybackend.observability.model_output import ModelOutput
 from pybackend.observability.output_pipe import OutputPipe
 from pybackend.process.start import SandboxReport
@@ -205,8 +206,8 @@ class StubHandle(ABC):
         """Whether it no longer runs any code of the stub, even if its end cannot be waited for yet."""
 
     @abstractmethod
-    def kill(self) -> None:
-        """End it now, with what it has started."""
+    def kill(self, cause: str = "") -> None:
+        """End it now, with what it has started; ``cause`` is the exit cause for all that live in its process."""
 
     @abstractmethod
     def discard(self) -> None:
@@ -228,6 +229,11 @@ class StubHandle(ABC):
         """Write the process's output so far to the log, before the host logs something about it."""
         if self._output is not None:
             self._output.read_now()
+
+    @property
+    def own_memory_bytes(self) -> int:
+        """The memory of its process; 0 if that is another program's, or gone."""
+        return 0 if self._started is None else own_memory_bytes(self.pid)
 
     @property
     def is_shared(self) -> bool:
@@ -275,6 +281,7 @@ class StubProcess(StubHandle):
         self.output = OutputPipe(ends.output, process.pid)
         super().__init__(ends, process.pid, process, self.output, report)
         self._on_end = on_end
+        self._killed_for = ""
         self._pidfd: int | None = None
 
     def on_exit(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[], None]) -> None:
@@ -309,6 +316,8 @@ class StubProcess(StubHandle):
         status = self.process.poll()
         if status is None:
             return ""
+        if self._killed_for:
+            return self._killed_for
         if self.sandbox_report is not None and self.sandbox_report.failure:
             return f"was not started: {self.sandbox_report.failure}"
         if status < 0:
@@ -330,9 +339,10 @@ class StubProcess(StubHandle):
         if self.sandbox_report is not None:
             self.sandbox_report.end()
 
-    def kill(self) -> None:
+    def kill(self, cause: str = "") -> None:
         """Kill the process and everything it started in its session, now."""
         if self.process.poll() is None:
+            self._killed_for = self._killed_for or ("" if is_dying(self.pid) else cause)
             self._kill_group()
             self.process.kill()
 

@@ -78,8 +78,7 @@ class FrontEndSandbox:
         self.missing = {layer: reason for layer, reason in missing.items() if reason}
         if os.geteuid() != 0:
             self.missing.pop("uid", None)
-        for layer, reason in self.missing.items():
-            self._sandbox.tell(self._name, layer, reason)
+        self._sandbox.tell(self._name, self.missing)
         return ""
 
     def close(self) -> None:

@@ -41,6 +41,12 @@ _MOST_COUNTED = 1_000_000
 _MOST_LEVELS = 64
 """Deeper directories are neither counted nor handed over: no library makes such."""
 
+_MOST_DONE = 100_000
+"""Directories of a home that are remembered; more of them are looked through at every load."""
+
+_TICK_NS = 2_000_000_000
+"""A directory that changed so short a time ago may change again without another time of change."""
+
 _OF_GROUP = stat.S_ISGID | 0o770
 """Files that are created in such a directory get its group."""
 
@@ -61,6 +67,8 @@ class Home:
     give_back: Callable[[int], None]  # for the group that was taken
     users: int = 0
     preparing: threading.Lock = field(default_factory=threading.Lock)
+    # the directories whose files were all handed over, by device and number, with the time of their last change then
+    handed_over: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 class Homes:
@@ -103,12 +111,16 @@ class Homes:
             home = self._seat(model, gid, take, give_back)
             home.users += 1
         try:
-            with home.preparing:
-                _prepare(home)
+            self.open_again(home)
         except BaseException:
             self.leave(home)
             raise
         return home
+
+    def open_again(self, home: Home) -> None:
+        """Open what processes have put into a home meanwhile to others that are about to start. Blocking. Raises OSError."""
+        with home.preparing:
+            _prepare(home)
 
     def leave(self, home: Home) -> None:
         """End the use of a home by processes that are gone. Blocking."""
@@ -254,7 +266,10 @@ def _prepare(home: Home) -> None:
     descriptor = open_directory(str(home.path))
     try:
         group = os.getegid() if home.gid == _NOT_CHANGED else home.gid
-        _hand_over(descriptor, os.fstat(descriptor).st_gid, group)
+        had = os.fstat(descriptor).st_gid
+        if had != group:
+            home.handed_over.clear()
+        _hand_over(descriptor, had, group, home.handed_over)
         os.fchown(descriptor, 0, group)
         os.fchmod(descriptor, _OF_GROUP)
     finally:
@@ -271,18 +286,30 @@ def _close(home: Home) -> None:
             os.close(descriptor)
 
 
-def _hand_over(directory: int, had: int, group: int, levels: int = _MOST_LEVELS) -> None:
+def _hand_over(
+    directory: int, had: int, group: int, done: dict[tuple[int, int], int], levels: int = _MOST_LEVELS
+) -> None:
     """Give the files of one group below a directory to another group, with the permissions of their owners.
 
-    Others are left alone, and so are files with several names: a process may have put a name of a foreign file there.
+    Others are left alone, and so are files with several names: a process may have put a name of a foreign file there. Of a
+    directory that is ``done`` and has not changed since, only the directories in it are looked at.
     """
+    status = os.fstat(directory)
+    place, changed_ns = (status.st_dev, status.st_ino), status.st_mtime_ns
+    is_done = done.get(place) == changed_ns
+    may_still_change = changed_ns > time.time_ns() - _TICK_NS
     with os.scandir(directory) as entries:
         for entry in entries:
-            with suppress(OSError):
-                _hand_over_one(entry.name, directory, had, group, levels)
+            if not is_done or entry.is_dir(follow_symlinks=False):
+                with suppress(OSError):
+                    _hand_over_one(entry.name, directory, had, group, done, levels)
+    if not may_still_change and (place in done or len(done) < _MOST_DONE):
+        done[place] = changed_ns
 
 
-def _hand_over_one(name: str, directory: int, had: int, group: int, levels: int) -> None:
+def _hand_over_one(
+    name: str, directory: int, had: int, group: int, done: dict[tuple[int, int], int], levels: int
+) -> None:
     handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         status = os.fstat(handle)
@@ -301,7 +328,7 @@ def _hand_over_one(name: str, directory: int, had: int, group: int, levels: int)
         if is_directory and levels:
             inner = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                _hand_over(inner, had, group, levels - 1)
+                _hand_over(inner, had, group, done, levels - 1)
             finally:
                 os.close(inner)
     finally:

@@ -8,6 +8,8 @@ import logging
 import os
 import pwd
 import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -28,6 +30,12 @@ from pybackend_wire.confinement import STRICT
 from pybackend_wire.installation import install_command
 
 log = logging.getLogger(__name__)
+
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+"""Where Pythons lie that all may run."""
+
+_OLDEST_MINOR = 11
+"""Of the oldest Python that runs a server."""
 
 
 @dataclass(frozen=True)
@@ -213,8 +221,9 @@ class ModelReach:
         if blocked.part is Part.MODEL and not user.listed_as:
             return [f"move the models where all may enter, `mv {self._repository()} {place}`"]
         if blocked.part is Part.PYTHON:
-            install = install_command(pip="python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip")
-            return [f"install the server where all may enter, {install}"]
+            python = _python_outside(blocked.place.path)
+            install = install_command(pip=f"{python} -m venv /opt/pybackend && /opt/pybackend/bin/pip")
+            return [f"install the server where all may enter, {install}"] if python else []
         if blocked.part is Part.ENVIRONMENT and self._needs.is_unpacked:
             return ["have it unpacked where all may enter, `--environment-cache-directory=/var/cache/pybackend`"]
         if blocked.part is Part.ENVIRONMENT:
@@ -227,6 +236,15 @@ class ModelReach:
         directory = os.path.realpath(self._needs.directory)
         tops = [path for path in self._needs.repositories if contains(path, directory)]
         return shlex.quote(tops[0] if tops else os.path.dirname(directory))
+
+
+def _python_outside(closed: str) -> str:
+    """A Python of the system that can run the server and does not lie below a closed directory; empty if there is none."""
+    for minor in range(sys.version_info.minor, _OLDEST_MINOR - 1, -1):
+        path = shutil.which(f"python3.{minor}", path=SYSTEM_PATH)
+        if path is not None and not contains(closed, os.path.realpath(path)):
+            return path
+    return ""
 
 
 def check_reach(name: str, reach: ModelReach, user: ProcessUser) -> None:

@@ -201,7 +201,10 @@ class ModelSandbox:
         return self._instances[key]
 
     def prepare(self, seats: Iterable[Seat]) -> None:
-        """Make the sandboxes of instances. Blocking."""
+        """Make the sandboxes of instances, before processes start in them. Blocking."""
+        if self._home is not None:
+            with suppress(OSError):  # processes before them may have had other users
+                self._sandbox.homes.open_again(self._home)
         for seat in seats:
             self.of_instance(*seat)
 
@@ -434,8 +437,7 @@ class ModelSandbox:
                 f"the process of model '{self._name}' lacks required layers of its sandbox: {'; '.join(needed)}"
             )
         self.missing = missing
-        for layer, reason in missing.items():
-            self._sandbox.tell(f"model '{self._name}'", layer, reason)
+        self._sandbox.tell(f"model '{self._name}'", missing)
 
     @property
     def had(self) -> Grant | None:

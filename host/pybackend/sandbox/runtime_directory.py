@@ -38,6 +38,11 @@ def runtime_places(server_directory: Path, name: str = _NAME) -> list[Path]:
     return [server_directory / name, Path(tempfile.gettempdir()) / f"pybackend-{os.geteuid()}-{name}"]
 
 
+def is_among_temporary_files(path: str) -> bool:
+    """Whether a path lies in a runtime directory of this user that has no better place."""
+    return path.startswith(os.path.join(os.path.realpath(tempfile.gettempdir()), f"pybackend-{os.geteuid()}-"))
+
+
 class RuntimeDirectory:
     """A server's runtime directory. It exists on disk only from the first directory in it on. Used from several threads."""
 

@@ -2,18 +2,19 @@
 
 import logging
 import os
+import shlex
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from pybackend.environment.environment import Environment
 from pybackend.errors import ModelConfigError
-from pybackend.sandbox.file_rules import ServerPlaces, chosen_caches, exposed
+from pybackend.sandbox.file_rules import ServerPlaces, chosen_caches, contains, exposed
 from pybackend.sandbox.homes import Homes
 from pybackend.sandbox.options import SandboxOptions, raised_limit, rank
-from pybackend.sandbox.runtime_directory import RuntimeDirectory, scratch_places
+from pybackend.sandbox.runtime_directory import RuntimeDirectory, is_among_temporary_files, scratch_places
 from pybackend.sandbox.trust_domain import TrustDomain
 from pybackend.sandbox.users import UserRange
 from pybackend.settings import SandboxSettings
@@ -52,11 +53,12 @@ class Sandbox:
         )
         open_to_all = exposed(self.places)
         # reason why some places cannot be hidden at ``standard``; "" if all can be
-        self.exposed = _exposed_text(open_to_all) if open_to_all else ""
+        self.exposed = _exposed_text(open_to_all, os.path.dirname(self.places.bundle))
         self._made_caches: list[str] = []
         self._caches_looked_s = -_CACHES_FRESH_S
         self._making_caches = threading.Lock()
         self._told: set[tuple[str, str]] = set()
+        self._told_layers: set[str] = set()
         self._domains: dict[Environment, TrustDomain] = {}
 
     def level_of(self, model: str, options: SandboxOptions, source: str) -> str:
@@ -124,17 +126,23 @@ class Sandbox:
             return ""
         return str(path)
 
-    def tell(self, whose: str, layer: str, reason: str) -> None:
-        """Log once per reason that a layer is not in force, however many processes that concerns."""
-        if (layer, reason) not in self._told:
-            self._told.add((layer, reason))
-            log.warning(
-                "sandbox of %s, and perhaps of others: layer '%s' (%s) is not in force: %s",
-                whose,
-                layer,
-                LAYERS[layer],
-                reason,
-            )
+    def tell(self, whose: str, missing: Mapping[str, str]) -> None:
+        """Log that layers are not in force, once for each, however many processes that concerns; the reasons are the doctor's."""
+        for layer, reason in missing.items():
+            log.debug("sandbox of %s: layer '%s' (%s) is not in force: %s", whose, layer, LAYERS[layer], reason)
+        untold = [layer for layer in missing if layer not in self._told_layers]
+        if not untold:
+            return
+        self._told_layers.update(untold)
+        layers = " and ".join(filter(None, (", ".join(map(repr, untold[:-1])), repr(untold[-1]))))
+        # A copy that the server has made does not outlive it, and what concerns it concerns all models.
+        repositories = [path for path in self.places.repositories if not contains(self.places.private[0], path)]
+        log.warning(
+            "sandbox of %s, and perhaps of others: %s not in force. `pybackend doctor%s` says why, and what helps",
+            whose,
+            f"layer {layers} is" if len(untold) == 1 else f"layers {layers} are",
+            "".join(f" {shlex.quote(path)}" for path in repositories[:1]),
+        )
 
     def tell_of_home(self, model: str, error: OSError) -> None:
         """Log, once per reason, that a model's home is not kept."""
@@ -161,7 +169,19 @@ class Sandbox:
         self.users.close()
 
 
-def _exposed_text(places: Sequence[str]) -> str:
-    if len(places) == 1:
-        return f"models may write where {places[0]} lies: move it elsewhere"
-    return f"models may write where {', '.join(places[:-1])} and {places[-1]} lie: move them elsewhere"
+def _exposed_text(places: Sequence[str], own: str) -> str:
+    """Why places cannot be hidden, and what to do; empty for none. The server has chosen ``own`` and what it calls its own."""
+    by_server = [path for path in places if path == own or is_among_temporary_files(path)]
+    by_user = [path for path in places if path not in by_server]
+    texts = []
+    if by_user:
+        texts.append(
+            f"models may write where {_listed(by_user)}: move {'it' if len(by_user) == 1 else 'them'} elsewhere"
+        )
+    if by_server:
+        texts.append(f"models may write where {_listed(by_server)}: set XDG_CACHE_HOME to a directory elsewhere")
+    return "; ".join(texts)
+
+
+def _listed(places: Sequence[str]) -> str:
+    return f"{places[0]} lies" if len(places) == 1 else f"{', '.join(places[:-1])} and {places[-1]} lie"

@@ -183,6 +183,12 @@ _FAMILIES: Sequence[_ModelFamily] = (
         "restart_count",
         "Number of processes of the model that were replaced after they had died",
     ),
+    _ModelFamily(
+        "pybackend_stub_renewals_total",
+        "counter",
+        "renewal_count",
+        "Number of processes of the model that have made place for a new one, for their requests or their size",
+    ),
     _ModelFamily("pybackend_instances", "gauge", "instance_count", "Number of instances of the model"),
     _ModelFamily(
         "pybackend_instances_ready", "gauge", "ready_count", "Number of instances of the model whose processes serve"

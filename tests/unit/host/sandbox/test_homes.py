@@ -185,3 +185,26 @@ def test_files_are_opened_to_the_next_group_and_names_of_foreign_files_are_not(t
     assert [status.st_mode & 0o7777 for status in found.values()] == [0o660, 0o770, 0o2770, 0o2770]
     assert (foreign.stat().st_gid, foreign.stat().st_mode & 0o777) == (had, 0o600)
     homes.leave(home)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other groups")
+def test_a_home_that_has_not_changed_is_not_looked_through_again(tmp_path, model, monkeypatch):
+    """What comes later is handed over all the same."""
+    homes = Homes(tmp_path / "homes", LARGE)
+    home = enter(homes, model)
+    for number in range(50):
+        keep(home, f"cache/{number}")
+    for directory in (home.path / "cache", home.path):
+        os.utime(directory, (1e9, 1e9))
+    homes.open_again(home)
+    opened = []
+    plain_open = os.open
+    monkeypatch.setattr(
+        os, "open", lambda path, *rest, **options: opened.append(path) or plain_open(path, *rest, **options)
+    )
+    assert enter(homes, model) is home
+    assert len(opened) < 10
+    late = keep(home, "cache/late")
+    late.chmod(0o600)
+    homes.open_again(home)
+    assert late.stat().st_mode & 0o777 == 0o660

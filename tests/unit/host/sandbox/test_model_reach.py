@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pybackend.sandbox import model_reach
 from pybackend.sandbox.file_access import Obstacle
 from pybackend.sandbox.model_reach import Blocked, ModelReach, Needs, Part, given_user, separate_user
 from pybackend_wire.installation import install_command
@@ -28,14 +29,24 @@ NEEDS = Needs(
     command="/opt/pybackend/bin/pybackend",
 )
 
-INSTALL = install_command(pip="python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip")
+
+@pytest.fixture(autouse=True)
+def system_python(tmp_path, monkeypatch):
+    """A Python of the system, which all may run; also one that is too old."""
+    path = tmp_path / "system"
+    path.mkdir()
+    monkeypatch.setattr(model_reach, "SYSTEM_PATH", str(path))
+    for name in ("python3", "python3.8", "python3.11"):
+        (path / name).write_bytes(b"")
+        (path / name).chmod(0o755)
+    return path / "python3.11"
 
 
 @pytest.mark.parametrize(
     ("part", "unpacked", "advice"),
     [
         (Part.MODEL, False, "Move the models where all may enter, `mv /root/models /srv`"),
-        (Part.PYTHON, False, f"Install the server where all may enter, {INSTALL}"),
+        (Part.PYTHON, False, "Install the server where all may enter, {install}"),
         (Part.ENVIRONMENT, False, "Make the environment where all may enter, below /srv"),
         (
             Part.ENVIRONMENT,
@@ -45,10 +56,21 @@ INSTALL = install_command(pip="python3 -m venv /opt/pybackend && /opt/pybackend/
         (Part.BUNDLE, False, "Set XDG_CACHE_HOME=/var/cache for the server"),
     ],
 )
-def test_opening_the_directory_of_root_is_the_last_advice(part, unpacked, advice):
+def test_opening_the_directory_of_root_is_the_last_advice(part, unpacked, advice, system_python):
+    install = install_command(pip=f"{system_python} -m venv /opt/pybackend && /opt/pybackend/bin/pip")
     blocked = Blocked(Obstacle("/root", 0, on_way=True), part)
     reach = ModelReach(replace(NEEDS, is_unpacked=unpacked))
-    assert reach.advice(blocked, OTHERS) == f"{advice}. Or let it pass, `chmod o+x /root`"
+    assert reach.advice(blocked, OTHERS) == f"{advice.format(install=install)}. Or let it pass, `chmod o+x /root`"
+
+
+def test_a_python_that_lies_in_the_same_closed_place_is_not_advised(tmp_path, system_python):
+    """As where the system's is a link to that of root."""
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    system_python.rename(closed / "python")
+    system_python.symlink_to(closed / "python")
+    blocked = Blocked(Obstacle(str(closed), 0, on_way=True), Part.PYTHON)
+    assert ModelReach(NEEDS).advice(blocked, OTHERS) == f"Let it pass, `chmod o+x {closed}`"
 
 
 def test_a_directory_of_another_user_is_first_served_as_that_user():
