@@ -51,14 +51,14 @@ class Slices:
         return bool(self._steps)
 
 
-def in_slices(jobs: Iterator[Callable[[], object]]) -> Step:
-    """Do so many short jobs, as a step for :class:`Slices`."""
+def in_slices(jobs: Iterator[Callable[[], object]], most: int = 1000) -> Step:
+    """Do so many short jobs, as a step for :class:`Slices`, at most ``most`` of them in a slice: they may lead to more work."""
 
     def step() -> bool:
         end_s = monotonic() + SLICE_S
-        for job in jobs:
+        for done, job in enumerate(jobs, 1):
             job()
-            if monotonic() > end_s:
+            if done == most or monotonic() > end_s:
                 return True
         return False
 

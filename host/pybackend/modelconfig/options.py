@@ -13,6 +13,7 @@ from pybackend.modelconfig.schema import ModelConfig
 from pybackend.sandbox.options import HOST_UID, MIB, SandboxOptions
 from pybackend.spelling import closest
 from pybackend_wire.confinement import LEVELS
+from pybackend_wire.model_options import SANDBOX_PREFIX, is_option
 
 _T = TypeVar("_T")
 
@@ -122,6 +123,7 @@ def _process_memory(config: ModelConfig, default: MemoryLimit | None) -> MemoryL
 
 def read_option(config: ModelConfig, key: str, default: _T, parse: Callable[[str], _T], expected: str) -> _T:
     """A parameter's value, read by ``parse``, whose ValueError becomes an error that says what is expected."""
+    assert is_option(key), key  # else a backend would refuse it as unknown
     text = config.parameters.get(key)
     if text is None:
         return default
@@ -187,7 +189,6 @@ def yes_or_no(text: str) -> bool:
     return text == "yes"
 
 
-SANDBOX_PREFIX = "SANDBOX"
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _HIGHEST_UID = 2**32 - 2
 

@@ -13,7 +13,6 @@ from pybackend.cli.output import said_if_slow
 from pybackend.errors import InferenceError, ServerError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.normalisation import minimal_document
-from pybackend.modelconfig.options import SANDBOX_PREFIX
 from pybackend.modelconfig.parser import format_config_text
 from pybackend.observability.logging import collected_warnings
 from pybackend_client.connection import Connection
@@ -22,6 +21,7 @@ from pybackend_tools.importing.entry import SAMPLE_REQUEST, StagedEntry
 from pybackend_tools.importing.kinds import SKOPS, Found
 from pybackend_tools.importing.measurement import Measures, measure
 from pybackend_tools.importing.verification import Comparison, FrameworkModel, compare
+from pybackend_wire.model_options import SANDBOX_PREFIX
 
 ENVIRONMENT = "EXECUTION_ENV_PATH"
 LABELS = "labels.txt"

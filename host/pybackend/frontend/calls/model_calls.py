@@ -451,9 +451,13 @@ class ModelCalls:
         return task
 
 
+_CANCELLED_AT_ONCE = 100
+"""Calls that are cancelled in a slice: with what follows, about as many milliseconds as one connection has of a turn."""
+
+
 def _cancel(slices: Slices, calls: Sequence[OpenCall]) -> None:
     """Cancel calls, the first ones now, and all of them in slices: a model may have thousands."""
-    step = in_slices(call.cancel for call in calls)
+    step = in_slices((call.cancel for call in calls), _CANCELLED_AT_ONCE)
     if step():
         slices.add(step)
 

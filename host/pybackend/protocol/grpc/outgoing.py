@@ -17,6 +17,9 @@ CODES = {status.name: code for code, status in STATUS.items()}
 """The kind of failure by the name of gRPC's status."""
 
 
+_FIELD_OF = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+
+
 def encode_request(request: InferenceRequest, *, streams: bool) -> bytes:
     """A ``ModelInferRequest``; ``streams``: it says that the last response may be empty."""
     message = message_class("inference.ModelInferRequest")(
@@ -28,8 +31,7 @@ def encode_request(request: InferenceRequest, *, streams: bool) -> bytes:
     for name in request.requested_outputs:
         message.outputs.add(name=name)
     for name, value in _parameters(request, streams=streams).items():
-        kind = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "string"
-        setattr(message.parameters[name], f"{kind}_param", value)
+        setattr(message.parameters[name], _FIELD_OF[type(value)], value)
     written: bytes = message.SerializeToString()
     return written
 
