@@ -311,7 +311,7 @@ class ModelProcesses:
         ends = []
         for instance in leaving:
             is_kept = keeps(instance.executor)
-            end = self._retire(instance, keeps)
+            end = self._leaving[instance] = asyncio.create_task(self._end_when_idle(instance, keeps))
             if not is_kept:
                 ends.append(end)
         if ends:
@@ -322,11 +322,7 @@ class ModelProcesses:
     ) -> None:
         """Serve with another instance in place of one, which ends likewise. Nobody waits for it."""
         self.instances[self.instances.index(instance)] = successor
-        self._retire(instance, keeps)
-
-    def _retire(self, instance: ModelInstance, keeps: Callable[[InstanceExecutor], bool]) -> asyncio.Task[None]:
-        end = self._leaving[instance] = asyncio.create_task(self._end_when_idle(instance, keeps))
-        return end
+        self._leaving[instance] = asyncio.create_task(self._end_when_idle(instance, keeps))
 
     @property
     def leaving(self) -> Collection[ModelInstance]:
