@@ -155,6 +155,14 @@ def test_a_killed_server_and_a_live_update_keep_it(place):
         assert said(laboratory(server, "first")(FOUND)) == ["weights", "weights"]
 
 
+def test_a_new_process_that_takes_the_place_of_another_finds_its_files(place):
+    write_laboratory(place.base / "models", "first", extra=parameters(RESTART_AFTER_REQUESTS="1"))
+    with place.server() as server:
+        assert said(laboratory(server, "first")(KEPT))
+        server.wait_for(r"instance 'first_0[^']*' goes on in process")
+        assert said(laboratory(server, "first")(FOUND)) == ["weights", "weights"]
+
+
 @pytest.mark.parametrize("moved", [False, *thorough(True)])
 def test_the_operators_downloads_of_hugging_face_are_in_it_without_the_token(place, moved):
     """In the usual place, or where a variable says, if the model's user may not write there."""

@@ -48,8 +48,9 @@ class ProcessBounds:
     @property
     def wear(self) -> str:
         """Why a new process should take its place, completing "the process ..."; empty if it should not."""
-        if 0 < self._most_requests <= self._executions.request_count:
-            return f"has had {self._executions.request_count} requests (RESTART_AFTER_REQUESTS)"
+        count = self._executions.request_count
+        if 0 < self._most_requests <= count:
+            return f"has had {count} request{'s' if count > 1 else ''} (RESTART_AFTER_REQUESTS)"
         if self._most_bytes:
             nbytes = self._memory_bytes
             if nbytes >= self._most_bytes:

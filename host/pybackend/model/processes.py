@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -312,27 +311,18 @@ class ModelProcesses:
         ends = []
         for instance in leaving:
             is_kept = keeps(instance.executor)
-            end = self._retire(instance, keeps)
+            end = self._leaving[instance] = asyncio.create_task(self._end_when_idle(instance, keeps))
             if not is_kept:
                 ends.append(end)
         if ends:
             await asyncio.wait(ends, timeout=self._host.settings.exit_timeout_s)
 
     def succeed(
-        self,
-        instance: ModelInstance,
-        successor: ModelInstance,
-        keeps: Callable[[InstanceExecutor], bool],
-        limit_s: float,
+        self, instance: ModelInstance, successor: ModelInstance, keeps: Callable[[InstanceExecutor], bool]
     ) -> None:
-        """Serve with another instance in place of one, which ends likewise, but whose sequences have this time at most."""
+        """Serve with another instance in place of one, which ends likewise. Nobody waits for it."""
         self.instances[self.instances.index(instance)] = successor
-        end_s = time.monotonic() + limit_s
-        self._retire(instance, lambda executor: time.monotonic() < end_s and keeps(executor))
-
-    def _retire(self, instance: ModelInstance, keeps: Callable[[InstanceExecutor], bool]) -> asyncio.Task[None]:
-        end = self._leaving[instance] = asyncio.create_task(self._end_when_idle(instance, keeps))
-        return end
+        self._leaving[instance] = asyncio.create_task(self._end_when_idle(instance, keeps))
 
     @property
     def leaving(self) -> Collection[ModelInstance]:

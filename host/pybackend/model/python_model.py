@@ -202,9 +202,20 @@ class ServingVersion(RequestHolder):
             successor = await self.loader.start_successor(self.version, instance)
             successor.succeed(instance)
             self._serve_with([successor if each is instance else each for each in self.instances])
-            processes.succeed(instance, successor, self.scheduler.keeps, SEQUENCES_LIMIT_S)
+            processes.succeed(instance, successor, partial(self._keeps_for_sequences, time.monotonic()))
         self.requests.on_available()
         return successor
+
+    def _keeps_for_sequences(self, renewed_s: float, executor: InstanceExecutor) -> bool:
+        """Whether an instance that was renewed goes on because of its sequences; they are cut short when they have had their time."""
+        if not self.scheduler.keeps(executor):
+            return False
+        if time.monotonic() < renewed_s + SEQUENCES_LIMIT_S:
+            return True
+        log.warning("instance '%s' was renewed, and its sequences that go on are cut short", executor.name)
+        what = f"its process was renewed, and it had not ended {SEQUENCES_LIMIT_S:g} s later"
+        self.scheduler.on_lost(executor, InferenceError(what, ErrorCode.UNAVAILABLE))
+        return False
 
 
 class PythonModel(Model):

@@ -41,13 +41,13 @@ class ModelOptions:
     restart_limit: int = DEFAULT_RESTART_LIMIT
     # RESTART_RETRY_S, how often an instance that was given up is tried again; 0 for never
     restart_retry_s: float = DEFAULT_RESTART_RETRY_S
-    # PROCESS_MEMORY_LIMIT_MB, a process that has more memory of its own is ended; None for no limit
+    # PROCESS_MEMORY_LIMIT_MB, a process whose private memory is more is ended; None for no limit
     process_memory: MemoryLimit | None = None
     # RESTART_AFTER_REQUESTS, a process that has had so many makes place for a new one; 0 for any number
     restart_after_requests: int = 0
     # RESTART_AFTER_REQUESTS_JITTER, up to so many more, by chance
     restart_jitter: int = 0
-    # RESTART_AT_MEMORY_MB, a process that has more memory of its own makes place for a new one; 0 for any size
+    # RESTART_AT_MEMORY_MB, a process whose private memory is more makes place for a new one; 0 for any size
     restart_at_memory_bytes: int = 0
     # CANCEL_CALLS_WITH_REQUEST, cancelling a request also cancels the model's calls on its behalf
     cancels_calls: bool = False

@@ -42,7 +42,7 @@ _MOST_LEVELS = 64
 """Deeper directories are neither counted nor handed over: no library makes such."""
 
 _MOST_DONE = 100_000
-"""Directories of a home that are remembered; more of them are looked through at every load."""
+"""Directories of a home that are remembered; the server goes through further ones at every load."""
 
 _TICK_NS = 2_000_000_000
 """A directory that changed so short a time ago may change again without another time of change."""
@@ -291,8 +291,8 @@ def _hand_over(
 ) -> None:
     """Give the files of one group below a directory to another group, with the permissions of their owners.
 
-    Others are left alone, and so are files with several names: a process may have put a name of a foreign file there. Of a
-    directory that is ``done`` and has not changed since, only the directories in it are looked at.
+    Others are left alone, and so are files with several names: a process may have put a name of a foreign file there. A
+    directory that is ``done`` and has not changed since is not gone through again, but those in it may be.
     """
     status = os.fstat(directory)
     place, changed_ns = (status.st_dev, status.st_ino), status.st_mtime_ns

@@ -35,7 +35,7 @@ SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 """Where Pythons lie that all may run."""
 
 _OLDEST_MINOR = 11
-"""Of the oldest Python that runs a server."""
+"""The oldest Python that runs a server is 3.11."""
 
 
 @dataclass(frozen=True)

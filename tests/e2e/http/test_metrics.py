@@ -50,6 +50,10 @@ PER_MODEL = {
         "counter",
         "Number of processes of the model that were replaced after they had died",
     ),
+    "pybackend_stub_renewals_total": (
+        "counter",
+        "Number of processes of the model that have made place for a new one, for their requests or their size",
+    ),
     "pybackend_copied_bytes_total": (
         "counter",
         "Size of all tensors that were copied into the model's input memory, in bytes",

@@ -374,6 +374,7 @@ def test_what_has_no_effect_is_warned_of(make_model: MakeModel, text: str, expec
         "dynamic_batching { default_queue_policy { max_queue_size: 3 } }",
         "dynamic_batching { priority_levels: 2 default_priority_level: 1 }",
         'parameters { key: "RESTART_LIMIT" value { string_value: "3" } }',
+        'parameters { key: "RESTART_AFTER_REQUESTS" value { string_value: "3" } }',
         'parameters { key: "threshold" value { string_value: "3" } }',
     ],
 )
