@@ -6,6 +6,7 @@ are a ServerError.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -103,7 +104,10 @@ def output_names(connection: Connection, request: Request) -> list[str]:
 
 
 def flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
-    """A tensor's elements for a route that takes flat lists: it gives them to the last open dimension."""
+    """A tensor's elements for a route that takes flat lists: it gives them to the last open dimension.
+
+    Elements of bytes are base64 if not all of them are texts.
+    """
     last = max((index for index, size in enumerate(spec.shape) if size < 0), default=-1)
     if any(size != 1 for index, size in enumerate(tensor.shape) if spec.shape[index] < 0 and index != last):
         raise ServerError(
@@ -111,12 +115,12 @@ def flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
             "flat lists, and of several open dimensions only the last can be larger than 1"
         )
     elements: list[Any] = array_of(tensor.data, tensor.datatype).tolist()
+    if tensor.datatype != "BYTES":
+        return elements
     try:
-        return [each.decode() if isinstance(each, bytes) else each for each in elements]
+        return [each.decode() for each in elements]
     except UnicodeDecodeError:
-        raise ServerError(
-            f"input '{tensor.name}' is not UTF-8, and cannot be sent by generate or generate_stream: they take JSON"
-        ) from None
+        return [{"b64": base64.b64encode(each).decode()} for each in elements]
 
 
 def _send(connection: Connection, request: Request, *, binary: bool) -> Reply:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pybackend.errors import InferenceError, ServerError
+from pybackend.spelling import cut_between_words
 from pybackend_client.connection import Connection, control_path, model_path
 from pybackend_client.values import check_random
 from pybackend_wire.dtypes import BY_CONFIG_NAME, DATATYPES
@@ -224,13 +225,7 @@ def _reason(message: str) -> str:
 
 
 def cause_of(message: str) -> str:
-    """The cause in the message of a failed request, in one line: without the server's words before it, and without the traceback.
-
-    A long one ends between two words: a part of a path would lead nowhere.
-    """
+    """The cause in the message of a failed request, in one line: without the server's words before it, and without the traceback."""
     raised = message.partition(_TRACEBACK)[0]
     text = " ".join((raised.partition(_RAISED)[2] or raised).split()).removeprefix(_DELIBERATE)
-    if len(text) <= _MOST_CHARACTERS:
-        return text
-    words = text[: _MOST_CHARACTERS + 1].rpartition(" ")[0]
-    return f"{words} ..." if words else f"{text[:_MOST_CHARACTERS]}..."
+    return cut_between_words(text, _MOST_CHARACTERS)

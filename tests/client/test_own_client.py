@@ -189,6 +189,32 @@ def test_requests_follow_a_model_whose_inputs_have_changed(tmp_path, protocol):
             assert [each["OUT"].tolist() for each in client("echoes").stream(OTHER=[2])] == [[2]]
 
 
+SIZES = """
+class TritonPythonModel:
+    def execute(self, requests):
+        given = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([list(map(len, each))], np.int32).ravel())])
+            for each in given
+        ]
+"""
+SIZES_CONFIG = """
+input { name: "IN" data_type: TYPE_STRING dims: -1 }
+output { name: "OUT" data_type: TYPE_INT32 dims: -1 }
+"""
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_stream_takes_bytes_that_are_no_text(tmp_path, protocol):
+    write_model(tmp_path, "sizes", SIZES, f'backend: "python" {SIZES_CONFIG}')
+    with (
+        serving(tmp_path) as server,
+        Client(server.url if protocol == "http" else f"grpc://{server.grpc_url}") as client,
+    ):
+        (answer,) = client("sizes").stream(IN=[b"\xff\0\xfe", "größer"])
+        assert answer["OUT"].tolist() == [3, len("größer".encode())]
+
+
 def test_a_server_that_is_not_there_is_unreachable():
     quick = Retries(attempts=2, first_pause_s=0)
     for url in ("localhost:1", "grpc://localhost:1", "unix:/nix/server.sock"):

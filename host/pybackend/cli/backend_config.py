@@ -14,8 +14,8 @@ from pybackend.spelling import closest
 _BATCH_SIZE = "default-max-batch-size"
 
 _NUMBERS: Mapping[str, tuple[int, str] | None] = {
-    # The bound in the reference's text differs from the bound that the reference applies.
-    "shm-default-byte-size": (1024 * 1024, "can't be smaller than 4 MiBs"),
+    # The bound in the reference's text differs from the bound that the reference applies: ours says which one holds.
+    "shm-default-byte-size": (1024 * 1024, "can't be smaller than 4 MiBs. The bound that holds is 1 MiB."),
     "shm-growth-byte-size": (1, "can't be smaller than or equal to zero."),
     "shm_message_queue_size": None,
     "thread-pool-size": (1, "can't be less than 1."),
@@ -95,5 +95,4 @@ def _check_number(name: str, value: str) -> None:
         raise argparse.ArgumentTypeError(f"{name} must be a whole number. Got {value}") from None
     bound = _NUMBERS[name]
     if bound is not None and number < bound[0]:
-        separator = "" if bound[1].endswith(".") else "."
-        raise argparse.ArgumentTypeError(f"{name} {bound[1]}{separator} Got {value}, expected {bound[0]} or more")
+        raise argparse.ArgumentTypeError(f"{name} {bound[1]} Got {value}, expected {bound[0]} or more")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pybackend.spelling import closest
+from pybackend.spelling import closest, cut_between_words
 
 _SKIPPED = re.compile(r"""#[^\n]*|"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?|[{}\[\]<>]""")
 _CLOSING = {"{": "}", "[": "]", "<": ">"}
@@ -260,7 +260,7 @@ def _snippet(line: str, column: int) -> str:
 
 def _readable(reason: str) -> str:
     """A reason that quotes the author's text, cut and cleaned for one line of a terminal."""
-    return _printable(reason if len(reason) <= _REASON_LENGTH else f"{reason[:_REASON_LENGTH]}...")
+    return _printable(cut_between_words(reason, _REASON_LENGTH))
 
 
 def _printable(text: str) -> str:

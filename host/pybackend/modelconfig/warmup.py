@@ -103,7 +103,8 @@ class _SampleReader:
         adds_inputs = self.config.scheduling is Scheduling.SEQUENCE_BATCHING
         for name in inputs:
             if name not in known and not adds_inputs:
-                raise self._wrong(f"unexpected input '{name}'. The model's inputs are {_names(known)}")
+                inputs_there_are = f"The model's inputs are {_names(known)}" if known else "The model has no inputs"
+                raise self._wrong(f"unexpected input '{name}'. {inputs_there_are}")
         missing = [name for name, tensor in known.items() if not tensor.optional and name not in inputs]
         if missing:
             raise self._wrong(f"there is no input {_names(missing)}, which the model needs")

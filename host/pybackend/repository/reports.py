@@ -10,6 +10,7 @@ from pybackend.observability.log_lines import one_line
 from pybackend.observability.logging import DETAIL
 from pybackend.repository.entry import ModelStatus
 from pybackend.settings import Settings
+from pybackend.spelling import cut_between_words
 
 log = logging.getLogger(__name__)
 
@@ -187,5 +188,4 @@ def _log_absence(settings: Settings) -> None:
 
 
 def _first_line(text: str) -> str:
-    first = one_line(text.strip().partition("\n")[0])
-    return first if len(first) <= _REASON_LENGTH else f"{first[:_REASON_LENGTH]}..."
+    return cut_between_words(one_line(text.strip().partition("\n")[0]), _REASON_LENGTH)

@@ -20,6 +20,9 @@ from pybackend_client.values import Tensor, WantedTensor
 
 _MOST_INLINE = 64
 _KEY = "PYBACKEND_API_KEY"
+_MOST_FORM_BYTES = 15 * 1024 * 1024
+"""Of files: generate takes 16 MB with all that is around them."""
+
 _SCHEDULED = ("sequence_id", "sequence_start", "sequence_end")
 
 
@@ -166,23 +169,50 @@ class _Writer:
     def generate(self) -> str:
         if "sequence_id" in self.request.parameters:
             return f"# generate has no sequences: see {'gRPC' if self.decoupled else 'curl'}."
+        end = "generate_stream" if self.decoupled else "generate"
+        call = self._call(
+            f"{model_path(self.request.model, self.request.version)}/{end}", "-sN" if self.decoupled else "-s"
+        )
         document: dict[str, Any] = {}
+        files = [each for each in self.sent if each.file.endswith(".bin")]
         try:
             for each in self.sent:
+                if each in files:
+                    continue
                 values = flat_values(each.tensor, self.wanted[each.tensor.name])
                 if len(values) > 1024:
                     return f"# generate takes JSON, and {each.tensor.name} has {len(values):,} elements: send it with infer."
                 document[each.tensor.name] = values[0] if len(values) == 1 else values
         except ServerError as error:
             return f"# {error}"
+        if files:
+            return self._form(call, files, document)
         document |= self.request.parameters
         if self.request.request_id:
             document["id"] = self.request.request_id
-        end = "generate_stream" if self.decoupled else "generate"
-        call = self._call(
-            f"{model_path(self.request.model, self.request.version)}/{end}", "-sN" if self.decoupled else "-s"
-        )
         return " \\\n  ".join([*call, f"-d {shlex.quote(json.dumps(document))}"])
+
+    def _form(self, call: Sequence[str], files: Sequence[_Sent], values: Mapping[str, Any]) -> str:
+        """Files as parts of a form. Texts beside them are parts as they are, and other values are written as in JSON."""
+        nbytes = sum(len(each.contents()) for each in files)
+        if nbytes > _MOST_FORM_BYTES:
+            return f"# generate takes {_MOST_FORM_BYTES >> 20} MB at most, and the files have {nbytes:,} bytes: send them with infer."
+        lines = [*call, *(f"-F {shlex.quote(f'{each.tensor.name}=@{each.file}')}" for each in files)]
+        fields: list[tuple[str, str]] = []
+        for name, value in values.items():
+            if self.wanted[name].datatype != "BYTES":
+                fields.append((name, json.dumps(value)))
+                continue
+            texts = value if isinstance(value, list) else [value]
+            if not all(isinstance(text, str) for text in texts):
+                return f"# A form takes each element of {name} as a file of its own: send it with infer."
+            fields += ((name, text) for text in texts)
+        if self.request.parameters:
+            fields.append(("parameters", json.dumps(dict(self.request.parameters))))
+        if self.request.request_id:
+            fields.append(("id", self.request.request_id))
+        lines += (f"--form-string {shlex.quote(f'{name}={text}')}" for name, text in fields)
+        return " \\\n  ".join(lines)
 
     def command(self) -> str:
         access = self.server.access

@@ -212,8 +212,9 @@ def test_help_lists_every_flag(pybackend):
     assert set(FLAGS) | set(UNUSED) < rows
 
 
-def test_what_the_server_does_without_flags_is_what_its_settings_do():
+def test_what_the_server_does_without_flags_is_what_its_settings_do(monkeypatch):
     """The default of a flag and that of its field are the same, where both are written."""
+    monkeypatch.delenv("PYBACKEND_FRONT_ENDS", raising=False)  # the form in which the tests run
     assert serve_settings(["serve", "models"]) == Settings(repositories=(Path("models").absolute(),))
 
 

@@ -21,6 +21,7 @@ NOTE = (
     "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
 ABSENT = object()
+NO_SIZE = {"shared_memory_region": "r"}
 
 
 def tensor(name="INPUT0", **changes):
@@ -163,7 +164,7 @@ JSON_ROWS = {
     ),
     "input parameters no object": (request(tensor(parameters=[])), 500, access("parameters", "non-object as object")),
     "unregistered region": (
-        request(tensor(data=ABSENT, parameters={"shared_memory_region": "r"})),
+        request(tensor(data=ABSENT, parameters={"shared_memory_region": "r", "shared_memory_byte_size": 16})),
         404,
         "Unable to find shared memory region: 'r'",
     ),
@@ -335,7 +336,7 @@ JSON_ROWS = {
         "Output can't set both 'shared_memory_region' and 'binary_data'",
     ),
     "output to an unregistered region": (
-        to_output({"shared_memory_region": "r", "binary_data": False}),
+        to_output({"shared_memory_region": "r", "shared_memory_byte_size": 16, "binary_data": False}),
         404,
         "Unable to find shared memory region: 'r'",
     ),
@@ -389,6 +390,13 @@ JSON_ROWS = {
 def test_json(send, document, status, message):
     reply = send(document)
     assert (reply.status, reply.error[: len(message)]) == (status, message)
+
+
+@pytest.mark.one_process  # front ends do not know the regions: the missing size is the first mistake that they see
+@pytest.mark.parametrize("document", [request(tensor(data=ABSENT, parameters=NO_SIZE)), to_output(NO_SIZE)])
+def test_an_unknown_region_without_a_size(send, document):
+    """The region is the first mistake."""
+    assert send(document).error == "Unable to find shared memory region: 'r'"
 
 
 MISSPELT = [

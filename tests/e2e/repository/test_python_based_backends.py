@@ -219,7 +219,10 @@ def test_settings_of_the_python_backend_are_accepted(places, tmp_path):
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
-        ("shm-default-byte-size=1048575", "shm-default-byte-size can't be smaller than 4 MiBs."),
+        (
+            "shm-default-byte-size=1048575",
+            "shm-default-byte-size can't be smaller than 4 MiBs. The bound that holds is 1 MiB.",
+        ),
         ("shm-growth-byte-size=0", "shm-growth-byte-size can't be smaller than or equal to zero."),
         ("shm_message_queue_size=many", "shm_message_queue_size must be a whole number."),
         ("thread-pool-size=0", "thread-pool-size can't be less than 1."),

@@ -129,7 +129,7 @@ def main() -> int:
             "--exit-on-error=false",
             "--trace-config=mode=memory",
         )
-        server.wait_for("models are ready in")
+        server.wait_for("models are ready in", deadline_s=180)
         console = Console(Path(folder), *console_flags(server))
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         wide, phone = {"width": 1180, "height": 720}, {"width": 390, "height": 780}
@@ -156,7 +156,7 @@ def main() -> int:
         cookies = context.cookies()
         for name, path, size, scheme, prepare in shots:
             context = browser.new_context(viewport=size, color_scheme=scheme)
-            context.set_default_timeout(60_000)
+            context.set_default_timeout(180_000)
             context.add_cookies(cookies)
             page = context.new_page()
             page.goto(console.url + path)

@@ -20,6 +20,7 @@ from tests.support.server import ServerProcess
 from tests.tools.console.conftest import Console, Visit, console_flags
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
+LAST_PROGRAM = "pybackend infer"
 STRANGE = "<img src=x onerror=alert(1)>&quot;{{7*7}}"
 
 ODD = f"""
@@ -36,7 +37,7 @@ class TritonPythonModel:
     def execute(self, requests):
         responses = []
         for request in requests:
-            word = pb_utils.get_input_tensor_by_name(request, "WORD").as_numpy().ravel()[0].decode()
+            word = pb_utils.get_input_tensor_by_name(request, "WORD").as_numpy().ravel()[0].decode("latin-1")
             if word == "die":
                 os._exit(3)
             if word == "raise":
@@ -113,6 +114,7 @@ def programs(page: Any) -> dict[str, str]:
     page.get_by_role("button", name="Show as code").click()
     code = page.get_by_label("The same request as code")
     found = {}
+    code.get_by_role("tab", name=LAST_PROGRAM).wait_for()  # all() waits for none
     for tab in code.get_by_role("tab").all():
         tab.click()
         title = tab.inner_text()
@@ -192,6 +194,27 @@ def test_files_of_a_program_are_offered(console: Console, visit: Callable[..., V
         download.value.save_as(tmp_path / name)
     for title, text in found.items():
         assert "SCORES" in ran(title, text, tmp_path), title
+
+
+def test_a_file_of_bytes_is_a_part_of_a_form(console: Console, visit: Callable[..., Visit], tmp_path: Path) -> None:
+    (tmp_path / "cat.jpg").write_bytes(b"meow\xff\r\n--\0")
+    page = form(visit(console), "odd")
+    page.get_by_label("How WORD is given").get_by_text("File").click()
+    page.get_by_label("Input WORD").locator("input[type=file]").set_input_files(tmp_path / "cat.jpg")
+    page.get_by_text("cat.jpg, 10 bytes").wait_for()
+    page.get_by_label("How MORE is given").get_by_text("Value").click()
+    page.get_by_label("Value of MORE").fill("[1, 2, 3]")
+    page.get_by_text("Id and parameters").click()
+    page.get_by_label("Id", exact=True).fill("17")
+    page.get_by_label("Parameters, a JSON object").fill('{"style": "5", "top": 4}')
+    found = programs(page)
+    assert "-F WORD=@WORD.bin" in found["generate"]
+    for name in ("WORD.bin", "request.bin"):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=name).click()
+        download.value.save_as(tmp_path / name)
+    for title, text in found.items():
+        assert "meow\xff" in ran(title, text, tmp_path).replace("\\u00ff", "\xff"), title
 
 
 def test_classes_have_their_labels(console: Console, visit: Callable[..., Visit]) -> None:

@@ -155,6 +155,17 @@ def test_the_advice_on_a_long_text_is_found_in_no_time() -> None:
         assert reason(text)
 
 
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [(f"{'K' * 190} {'L' * 90}", f"{'K' * 190} ... (in: "), ("K" * 400, f"{'K' * 100}")],
+    ids=["words", "one word"],
+)
+def test_a_long_reason_ends_between_two_words_if_it_has_some(kind: str, shown: str) -> None:
+    said = reason(f"instance_group {{ kind: '{kind}' }}")
+    assert shown in said
+    assert "LL" not in said
+
+
 def test_every_message_of_a_document_is_complete() -> None:
     assert parse_config_json({}, "x") == {
         "name": "",

@@ -46,6 +46,14 @@ def test_a_screenful_of_models_has_a_table(said):
     assert lines[-1] == ("INFO", f"{LONGEST_TABLE} of {LONGEST_TABLE} models are ready in 3.1 s")
 
 
+def test_a_long_reason_ends_between_two_words(said):
+    reason = f"{'x' * 990} /models/a/1/model.onnx is damaged"
+    assert said([failed("a", reason)], is_told=False)[-1] == (
+        "ERROR",
+        f"0 of 1 model is ready in 3.1 s; failed: a ({'x' * 990} ...)",
+    )
+
+
 def test_many_models_have_one_line(said):
     assert said(ready(1000)) == [("INFO", "1000 of 1000 models are ready in 3.1 s")]
 
