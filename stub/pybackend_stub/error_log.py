@@ -11,6 +11,9 @@ import sys
 import threading
 import time
 import traceback
+from functools import partial
+from itertools import takewhile
+from operator import ne
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set
 
 from pybackend_sdk.error import format_exception
@@ -81,12 +84,19 @@ class ErrorLog:
             return True
 
 
-def keep_sources(version_directory: str) -> None:
-    """Keep the text of a model's own modules, for tracebacks: its author may change the files while it serves."""
+def keep_sources(version_directory: str, last_before: str) -> None:
+    """Keep the text of a model's own modules, for tracebacks: its author may change the files while it serves.
+
+    Args:
+        last_before: the name in ``sys.modules`` after which those of models come. A look at the others, which a fork shares with
+            its zygote, would copy the memory in which each of them lies.
+    """
     if not version_directory:  # of a model whose code is not this process's own
         return
     beginning = os.path.join(os.path.dirname(version_directory), "")
-    for module in list(sys.modules.values()):
+    newest_first = takewhile(partial(ne, last_before), reversed(sys.modules))
+    for name in list(newest_first):  # in one step: the model's threads may import more meanwhile
+        module = sys.modules.get(name)
         file = getattr(module, "__dict__", {}).get("__file__")
         if isinstance(file, str) and file.startswith(beginning) and file.endswith(".py"):
             lines = linecache.getlines(file)

@@ -1,6 +1,7 @@
 """The stub's main loop: receive, act, answer. It knows messages and leaves the model to the instance."""
 
 import os
+import sys
 from contextlib import suppress
 from typing import Callable, Dict, Optional
 
@@ -22,6 +23,9 @@ from pybackend_wire.errors import ErrorCode
 from pybackend_wire.host_messages import Initialize, Join, Load, ModelToLoad
 from pybackend_wire.messages import Failure
 from pybackend_wire.stub_messages import Completed, Failed, Finalized, FreeInput, HandedBack, Initialized
+
+_LAST_SHARED = next(reversed(sys.modules))
+"""The name of the module that was imported last when this one was: before any module of a model, and after those in ``PRELOAD``."""
 
 TakeIn = Callable[[int, int], None]
 """Takes a model into this process that speaks to the host through a socket, and has a pipe for nudges."""
@@ -142,7 +146,7 @@ class StubLoop:
                 start_debugger(*model.debugger, BUNDLE)
             self._instance.load(model, runtime, self._import)
             self._version_directory = model.version_directory
-            keep_sources(self._version_directory)
+            keep_sources(self._version_directory, _LAST_SHARED)
             completed = None
             if load.auto_complete_config is not None:
                 phase = "Failed to initialize Python stub for auto-complete"
@@ -166,7 +170,7 @@ class StubLoop:
         self._expect_forks()
         try:
             has_is_ready = self._instance.initialize(plan)
-            keep_sources(self._version_directory)
+            keep_sources(self._version_directory, _LAST_SHARED)
         except BaseException as error:  # noqa: BLE001  as in _load
             return self._fail("initialize", "Failed to initialize Python stub", error)
         self._channel.say(Initialized(has_is_ready))
