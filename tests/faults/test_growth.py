@@ -89,7 +89,7 @@ def test_a_process_beyond_its_limit_is_ended_and_restarted(server, waits):
         assert reply.status == 500
         assert reply.error.startswith("Stub process 'of_flag_0' is not healthy. The process used ")
     else:
-        told(server, "of_flag", f"hoard {LIMIT_MB}")
+        ask(server, "of_flag", f"hoard {LIMIT_MB}")  # it may be noticed before the answer
     server.wait_for(rf"Stub process 'of_flag_0' is not healthy\. {text} It was process {before} and took ")
     server.wait_until("/v2/models/of_flag/ready", 200)
     assert int(told(server, "of_flag", "pid")) != before
