@@ -50,7 +50,7 @@ def time_chart(title: str, names: Sequence[str], *, stacked: bool = False) -> An
         {
             "name": name,
             "type": "line",
-            "showSymbol": False,
+            "symbol": "none",
             "data": [],
             "lineStyle": {"width": 1.5},
             **({"color": _PART_COLOURS[name]} if name in _PART_COLOURS else {}),
@@ -71,8 +71,18 @@ def show_points(chart: Any, times_s: Sequence[float], columns: Sequence[Sequence
     span_s = min(_LONGEST_SPAN_S, max(_SHORTEST_SPAN_S, now_s - min(times_s, default=now_s)))
     chart.options["xAxis"] |= {"min": (now_s - span_s) * 1000, "max": now_s * 1000}
     for series, column in zip(chart.options["series"], columns, strict=True):
-        series["data"] = [[time_s * 1000, value] for time_s, value in zip(times_s, column, strict=True)]
+        series["data"] = drawn_points(times_s, column)
     chart.update()
+
+
+def drawn_points(times_s: Sequence[float], values: Sequence[float | None]) -> list[Any]:
+    """A line's points. One between two gaps has a dot: no line goes there, and it would not be seen."""
+    points: list[Any] = [[time_s * 1000, value] for time_s, value in zip(times_s, values, strict=True)]
+    around = [None, *values, None]
+    for number, point in enumerate(points):
+        if values[number] is not None and around[number] is None and around[number + 2] is None:
+            points[number] = {"value": point, "symbol": "circle", "symbolSize": 5}
+    return points
 
 
 def bar_chart(title: str) -> Any:

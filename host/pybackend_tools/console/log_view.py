@@ -75,4 +75,4 @@ _EMPTY = "No lines."
 
 def _line(line: dict[str, Any]) -> str:
     stamp = time.strftime("%H:%M:%S", time.localtime(line["time"]))
-    return f"{stamp} {line['level']:<7} {line['place']}  {line['text']}"
+    return f"{stamp} {line['level']:<7} {line['place']}  {line['text'].rstrip()}"

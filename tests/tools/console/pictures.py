@@ -61,7 +61,7 @@ def charts(server: ServerProcess) -> Callable[[Any], None]:
 
     def show(page: Any) -> None:
         page.get_by_role("tab", name="Figures").click()
-        for _ in range(6):
+        for _ in range(10):
             for _ in range(40):
                 server.infer("spot_net", body)
             page.wait_for_timeout(2000)

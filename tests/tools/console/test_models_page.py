@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -94,6 +95,11 @@ def test_a_load_that_fails_says_why_and_stays_on_the_page(console: Console, visi
     row(seen, "broken").get_by_label("Load broken", exact=True).click()
     seen.page.get_by_role("alertdialog").get_by_role("button", name="Load").click()
     seen.page.locator(".q-notification").get_by_text("RuntimeError").wait_for()
+    page = seen.open("/model?name=broken&version=1")
+    page.get_by_role("tab", name="Log").click()
+    log = page.get_by_label("Log", exact=True)
+    log.get_by_text("loading: broken:1").wait_for()
+    assert not re.search(r"\n\n\d\d:\d\d:\d\d ", log.inner_text()), "no empty line between two records"
 
 
 def test_names_of_strangers_are_text(console: Console, visit: Callable[..., Visit]) -> None:
@@ -148,6 +154,7 @@ def test_five_hundred_models_are_searched_and_sorted(
     console = start_console(*console_flags(server))
     seen = visit(console)
     seen.page.get_by_text("1 of 500 ready").wait_for()
+    seen.page.locator("tbody tr").nth(24).wait_for()
     assert seen.page.locator("tbody tr").count() == 25
     seen.page.get_by_role("columnheader", name="Model").click()
     seen.page.get_by_role("link", name="model_499").wait_for()

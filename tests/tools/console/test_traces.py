@@ -66,6 +66,7 @@ def test_a_request_is_traced_on_demand_and_shown_with_its_calls(
     assert all(part in texts[0] for part in ("host", "queue", "compute", "output"))
     assert "<b>mine</b>" in page.get_by_label("Which request").first.input_value()
     steps = page.locator(".call .step")
+    steps.nth(2).wait_for()
     assert [each.get_by_role("link").inner_text() for each in steps.all()] == ["ask_all", "mean", "median"]
     assert "computes" in steps.nth(1).inner_text()
     wait_until(lambda: server.get(SETTING).json == before, "the settings are those from before")
