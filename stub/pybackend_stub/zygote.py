@@ -21,6 +21,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from pybackend_stub.channel import DESCRIPTOR_BYTES, descriptors_in
@@ -55,6 +56,9 @@ _THREADS_BY_DEFAULT = (_THREADS, "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 _SETTERS = tuple(
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "", "_64")
 )
+
+_STOPPER = "blas_thread_shutdown_"
+"""Ends OpenBLAS's threads, as OpenBLAS itself does before a fork; its next work for several threads starts them again."""
 
 
 _IMPORTED_BY_MANY = ("triton_python_backend_utils", "pybackend_stub.sandbox", "difflib")
@@ -318,7 +322,7 @@ def _thread_count() -> int:
 
 
 def _thread_setters() -> "List[Callable[[int], None]]":
-    """Return the function that sets the number of threads, for every OpenBLAS in this process."""
+    """Return a function that sets the number of threads, for every OpenBLAS in this process."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         paths = {line.split(None, 5)[5].rstrip("\n") for line in maps if "openblas" in line.rpartition("/")[2]}
     found = []
@@ -329,8 +333,15 @@ def _thread_setters() -> "List[Callable[[int], None]]":
             continue
         setter = next((name for name in _SETTERS if hasattr(library, name)), None)
         if setter is not None:
-            found.append(getattr(library, setter))
+            found.append(partial(_set_threads, getattr(library, setter), getattr(library, _STOPPER, None)))
     return found
+
+
+def _set_threads(set_count: "Callable[[int], object]", stop: "Optional[Callable[[], object]]", count: int) -> None:
+    """Let a library use this number of threads, once it has work for them: new ones look for it in a loop, 25 ms each."""
+    set_count(count)
+    if stop is not None:
+        stop()
 
 
 def main(arguments: "Sequence[str]") -> "Optional[Birth]":

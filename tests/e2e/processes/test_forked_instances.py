@@ -195,6 +195,38 @@ def test_pinned_instances_have_as_many_threads_as_cores(tmp_path):
         assert caller(server)(code) == [[core], 1]
 
 
+def test_threads_for_matrices_begin_with_the_first_work_for_them(tmp_path):
+    """Each looks for work in a loop when it begins: where models are many, their starts would take the machine."""
+    write_caller(tmp_path)
+    code = """
+    idle = len(os.listdir("/proc/self/task"))
+    np.ones((500, 500)) @ np.ones((500, 500))
+    return [idle, len(os.listdir("/proc/self/task")) == len(os.sched_getaffinity(0))]
+    """
+    with serving(tmp_path) as server:
+        assert server.zygote_pids()
+        assert caller(server)(code) == [1, True]
+
+
+def test_a_fork_shares_the_modules_that_it_does_not_use(tmp_path):
+    """CPython counts references inside of objects: whoever looks at a module copies the memory in which it lies."""
+    write_caller(tmp_path)
+    code = """
+    import sys
+    def private_kib():
+        with open("/proc/self/smaps_rollup") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("Private_Dirty"))
+    private_kib()  # has memory of its own from here on
+    before = private_kib()
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return [len(files), private_kib() - before]
+    """
+    with serving(tmp_path) as server:
+        assert server.zygote_pids()
+        modules, copied_kib = caller(server)(code)
+    assert copied_kib > modules, "the stub looked at all modules before the model did"
+
+
 @pytest.mark.thorough
 def test_the_variable_that_says_how_many_threads_counts(tmp_path):
     write_caller(tmp_path, "forked")
