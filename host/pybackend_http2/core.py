@@ -4,7 +4,7 @@ The parts of the package share it: received frames change it, streams send throu
 to the user.
 """
 
-from typing import Final, Protocol
+from typing import Final
 
 from pybackend_http2 import frames, settings
 from pybackend_http2.errors import ErrorCode, RemoteProtocolError, StreamError
@@ -15,11 +15,14 @@ from pybackend_http2.settings import Config
 from pybackend_http2.stream import GONE, Sender, Stream, StreamReceiver
 
 
-class ConnectionReceiver(Protocol):
+class ConnectionReceiver:
     """Hears about one connection: the part of the package's user, as ``StreamReceiver`` is for a stream."""
+
+    __slots__ = ()
 
     def on_request(self, stream: Stream, head: RequestHead, ended: bool, /) -> StreamReceiver:
         """A request begins; returns the receiver of all further events of this stream."""
+        raise NotImplementedError
 
     def on_whole_request(
         self, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int, /
@@ -29,6 +32,7 @@ class ConnectionReceiver(Protocol):
         Its bytes have been given back. Returns the receiver of all further events of this stream. None if the request must be heard of by
         :meth:`on_request` and the methods of a stream's receiver; then nothing was sent on the stream.
         """
+        return None
 
 
 _MOST_RESETS_REMEMBERED: Final = 1000

@@ -3,6 +3,7 @@
 import json
 import os
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import AbstractSet, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Type, Union
 
@@ -145,7 +146,8 @@ class ModelHarness:
         self._table = table = self._joined or ModelTable()
         try:
             if self._joined is None:
-                table.open(self, self._models or {}, self._sibling)
+                options = {"strict": self.strict, "wait_s": self._wait_s, "backend_directory": self._backend_directory}
+                table.open(self, self._models or {}, partial(_sibling, table, options))
             self._executor, self._configuration = open_model(plan, table, self._log)
         except BaseException:
             self._table = None
@@ -383,11 +385,6 @@ class ModelHarness:
             request = Request(request)
         return exchange_of(request, self._opened().signature)
 
-    def _sibling(self, target: Any, name: str) -> "Optional[Union[ModelHarness, EnsembleHarness]]":
-        assert self._table is not None
-        options = {"strict": self.strict, "wait_s": self._wait_s, "backend_directory": self._backend_directory}
-        return _sibling(self._table, target, name, **options)
-
 
 class EnsembleHarness:
     """Runs an ensemble: its steps, its maps, and errors as a server gives them. The package pybackend must be installed.
@@ -448,7 +445,7 @@ class EnsembleHarness:
         self._table = table = self._joined or ModelTable()
         try:
             if self._joined is None:
-                table.open(self, self._models or {}, self._sibling)
+                table.open(self, self._models or {}, partial(_sibling, table, self._options))
             parts = self._parts(table, steps)
             check_connections(configuration, [None if part.signature is None else part.model.config for part in parts])
         except BaseException:
@@ -643,13 +640,9 @@ class EnsembleHarness:
         assert self._table is not None
         return self._table
 
-    def _sibling(self, target: Any, name: str) -> "Optional[Union[ModelHarness, EnsembleHarness]]":
-        assert self._table is not None
-        return _sibling(self._table, target, name, **self._options)
-
 
 def _sibling(
-    table: ModelTable, target: Any, name: str, **options: Any
+    table: ModelTable, options: Mapping[str, Any], target: Any, name: str
 ) -> "Optional[Union[ModelHarness, EnsembleHarness]]":
     """Make a harness for a directory, or return the given one, among the models of a table; None for other targets."""
     harness: Union[ModelHarness, EnsembleHarness]

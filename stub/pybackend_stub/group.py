@@ -80,7 +80,7 @@ class Member(StubLoop):
         self._execute = self._execute_alone
         self._instance.make_reader = MemberReader
         self._instance.make_calls = partial(NeighbourCalls, neighbours, self._answers)
-        self._receiver.end()  # the end of this socket is not that of the process
+        self._receiver.is_ended = True  # the end of this socket is not that of the process
 
     def _bind(self, model: ModelToLoad) -> StubRuntime:
         modules = ModelModules(model.model_file, model.of_backend)

@@ -64,7 +64,7 @@ class StubLoop:
         self._execute = self._instance.execute
         self._attendant = attendant = Attendant(nudges, self._receiver)
         attendant.on_nudge = self._answers.flush
-        self._receiver.on_need(attendant.wake)
+        self._receiver.wake_attendant = attendant.wake
         self._instance.connect(self._receiver, attendant.start)
 
     def run(self) -> int:
@@ -98,7 +98,7 @@ class StubLoop:
                     self._join(message)
                 else:
                     error = self._finalize()
-                    self._receiver.end()
+                    self._receiver.is_ended = True
                     watch.end()  # the interpreter may end with the host's next word
                     self._channel.say(Finalized(None if error is None else self._failure(error)))
                     flush_output()

@@ -88,8 +88,10 @@ class Receiver:
         self._unwatched = 0
         self._wanted = False
         self._missed = False
-        self._wake_attendant: Callable[[], None] = lambda: None
-        self._ended = False
+        self.wake_attendant: Callable[[], None] = lambda: None
+        """Called when a reader is needed and no thread waits."""
+        self.is_ended = False
+        """True if no more messages are expected: from now on the end of file is not an accident."""
         self.on_broken: Callable[[], None] = lambda: os._exit(1)
         """Ends the stub, whose host and itself do not understand each other."""
         self.hands_back = True
@@ -133,10 +135,6 @@ class Receiver:
             else:
                 self._main.sleep()
 
-    def end(self) -> None:
-        """Expect no more messages: from now on the end of file is not an accident."""
-        self._ended = True
-
     # Any thread
 
     def wait(self, waiter: Waiter) -> None:
@@ -169,16 +167,12 @@ class Receiver:
 
     # Messages that no thread waits for
 
-    def on_need(self, wake_attendant: "Callable[[], None]") -> None:
-        """Set the function to call when a reader is needed and no thread waits."""
-        self._wake_attendant = wake_attendant
-
     def expect(self) -> None:
         """Announce a message that no thread will wait for."""
         with self._guard:
             self._unwatched += 1
             if not self._reading:
-                self._wake_attendant()
+                self.wake_attendant()
 
     def expected_came(self) -> None:
         """Note the arrival of a message announced by :meth:`expect`."""
@@ -226,14 +220,11 @@ class Receiver:
                 # The main thread reads. It stops at its next work, and the host's message may come after that.
                 self._missed |= nudged
                 return
-        while self._begin_attending():
+        while not self.is_idle and self._begin_reading(None, wanted=True):
             try:
                 self._read()
             finally:
                 self._end_reading(goes_on=True)
-
-    def _begin_attending(self) -> bool:
-        return not self.is_idle and self._begin_reading(None, wanted=True)
 
     # Reading
 
@@ -265,7 +256,7 @@ class Receiver:
         if self._sleeping:
             self._wake(self._sleeping[-1])
         elif self._unwatched or self._wanted:
-            self._wake_attendant()
+            self.wake_attendant()
 
     def _wake(self, waiter: Waiter) -> None:
         if waiter in self._sleeping:
@@ -288,7 +279,7 @@ class Receiver:
             if work:
                 self._accept(work)
         except HostGone:
-            if not self._ended:
+            if not self.is_ended:
                 # Exit at once: the model's threads or exit handlers could keep the process alive.
                 os._exit(0)
             raise

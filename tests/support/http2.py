@@ -10,6 +10,7 @@ import hpack
 
 from pybackend_http2 import (
     Config,
+    ConnectionReceiver,
     HeaderBlock,
     RemoteProtocolError,
     RequestHead,
@@ -112,7 +113,7 @@ class Call(StreamReceiver):
         self.server.events.append(("drained", self.stream.id))
 
 
-class Server:
+class Server(ConnectionReceiver):
     """A connection with receivers that note what they hear.
 
     Attributes:

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from pybackend.frontend.listening import BACKLOG, LocalSocket
@@ -120,7 +121,9 @@ class Port(Generic[_C]):
             self._listener = _SecureListener(sock, connection, tls)
             return
         serve = loop.create_unix_server if sock.family is socket.AF_UNIX else loop.create_server
-        self._listener = await serve(lambda: _NewConnection(connection, refusal), sock=sock, backlog=BACKLOG)
+        self._listener = await serve(
+            lambda: NewConnection(partial(_accept, connection, refusal)), sock=sock, backlog=BACKLOG
+        )
 
     def look_after(self) -> None:
         """Look once a second how the connections get on."""
@@ -189,22 +192,26 @@ class Port(Generic[_C]):
         return not cut
 
 
-class _NewConnection(asyncio.Protocol):
-    """A connection of a plain port, which is accepted or refused."""
+class NewConnection(asyncio.Protocol):
+    """Stands for a connection until there is its transport, which it gives to ``serve``."""
 
-    def __init__(self, connection: Callable[[], asyncio.Protocol], refusal: bytes) -> None:
-        self._connection = connection
-        self._refusal = refusal
+    def __init__(self, serve: Callable[[Any], None]) -> None:
+        self._serve = serve
 
     def connection_made(self, transport: Any) -> None:
-        if is_reserved(transport.get_extra_info("socket").fileno()):
-            transport.write(self._refusal)
-            transport.close()
-            _complain()
-            return
-        connection = self._connection()
-        transport.set_protocol(connection)
-        connection.connection_made(transport)
+        self._serve(transport)
+
+
+def _accept(make: Callable[[], asyncio.Protocol], refusal: bytes, transport: Any) -> None:
+    """Accept or refuse a client of a plain port."""
+    if is_reserved(transport.get_extra_info("socket").fileno()):
+        transport.write(refusal)
+        transport.close()
+        _complain()
+        return
+    connection = make()
+    transport.set_protocol(connection)
+    connection.connection_made(transport)
 
 
 _complained_s = -_COMPLAINT_S

@@ -7,7 +7,7 @@ tells its stub where they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final, Protocol, Self
+from typing import Any, ClassVar, Final, Self
 
 from msgspec import Struct
 
@@ -15,16 +15,21 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.tensor import Buffer, InputTensor, Lease
 
 
-class Region(Protocol):
-    """A registered region. It lives as long as it is registered, or a request refers to it."""
+class Region:
+    """A registered region, of which only the name may be known: the object is open in the process that serves it.
 
-    name: str
+    It lives as long as it is registered, or a request refers to it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Copy bytes into the shared memory object.
+        """Copy bytes into the shared memory object, where that is open.
 
         Raises InferenceError if the object has become too small, or the system has no memory for the bytes.
         """
+        raise NotImplementedError
 
 
 class RegionPart(Struct, eq=False):

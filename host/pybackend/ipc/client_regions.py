@@ -9,7 +9,7 @@ from typing import NamedTuple
 import posix_ipc
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.region import RegionPart, unknown_region_error
+from pybackend.inference.region import Region, RegionPart, unknown_region_error
 from pybackend.inference.tensor import Buffer
 from pybackend.ipc.segment import RESERVED_PREFIX, new_segment_number
 
@@ -24,8 +24,8 @@ class Access(NamedTuple):
     descriptor: int  # for sending to a stub. It permits no more than this way.
 
 
-class ClientRegion:
-    """A registered region; see :class:`pybackend.inference.region.Region`.
+class ClientRegion(Region):
+    """A registered region, with its object.
 
     Its descriptors are closed, and stubs let go of it, when nothing refers to it any more: neither the table of
     registered regions nor a request. A shared memory object of the same name that is created later is another one.
@@ -37,7 +37,7 @@ class ClientRegion:
         Raises:
             InferenceError: INVALID_ARG, the key is invalid or the object too small. INTERNAL, it cannot be opened.
         """
-        self.name = name
+        super().__init__(name)
         self.key = key  # the name of the shared memory object, as the client gave it
         self.offset = offset  # start of the region in the object, in bytes
         self.nbytes = nbytes

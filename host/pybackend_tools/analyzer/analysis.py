@@ -15,7 +15,7 @@ from typing import Any
 from pybackend.errors import InferenceError, ServerError
 from pybackend_client.connection import control_path
 from pybackend_tools.analyzer.candidates import Candidate, Space, override
-from pybackend_tools.analyzer.goal import ENOUGH, Goal, Say, Turns, gain, in_turns, is_better, ranked
+from pybackend_tools.analyzer.goal import ENOUGH, Goal, Measured, Say, Turns, gain, in_turns, is_better, ranked
 from pybackend_tools.analyzer.measurement import Bench, Load, MeasurementError, Rung, rung_of
 from pybackend_tools.analyzer.page import write_whole
 from pybackend_tools.analyzer.servers import Servers
@@ -34,11 +34,10 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Measured):
     """A choice, and its measurements once it was tried."""
 
     choice: Choice
-    rungs: Sequence[Rung] = ()
     failed: str = ""  # why it could not be measured
     front_ends: int | None = None  # of the server; None if they are not varied
 
@@ -52,7 +51,9 @@ class Outcome:
 def outcome_of(document: Mapping[str, Any]) -> Outcome:
     """An outcome from JSON."""
     choice = {name: Candidate(**each) for name, each in document["choice"].items()}
-    return Outcome(choice, [rung_of(each) for each in document["rungs"]], document["failed"], document["front_ends"])
+    return Outcome(
+        choice, document["failed"], document["front_ends"], rungs=[rung_of(each) for each in document["rungs"]]
+    )
 
 
 @dataclass

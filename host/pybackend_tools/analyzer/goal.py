@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pybackend_tools.analyzer.measurement import Rung
 
@@ -68,12 +68,11 @@ class Goal:
         return -min(map(self.misses, rungs)) if best is None else self.value(best)
 
 
-class Measured(Protocol):
+@dataclass(frozen=True)
+class Measured:
     """Something that was measured."""
 
-    @property
-    def rungs(self) -> Sequence[Rung]:
-        """Its measurements; empty if it could not be measured."""
+    rungs: Sequence[Rung] = field(default=(), kw_only=True)  # empty if it could not be measured
 
 
 _Measured = TypeVar("_Measured", bound=Measured)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pybackend_tools.analyzer.goal import Goal, Turns, gain, is_better, ranked
-from pybackend_tools.analyzer.measurement import Rung
+from pybackend_tools.analyzer.goal import Goal, Measured, Turns, gain, is_better, ranked
 from pybackend_tools.analyzer.page import write_whole
 from pybackend_tools.optimizer.accuracy import Difference, Tolerance
 from pybackend_tools.optimizer.forms import Form
@@ -20,8 +18,8 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A form that was tried."""
+class Outcome(Measured):
+    """A form that was tried, and measured at most once."""
 
     form: Form
     failed: str = ""  # why it has no figures
@@ -30,7 +28,6 @@ class Outcome:
     start_s: float = 0.0  # from the load to readiness
     file_bytes: int = 0
     tensors: str = ""  # its inputs and outputs
-    rungs: Sequence[Rung] = ()  # the one measurement
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class Piece(NamedTuple):
     finish_reason: str
 
 
-class Receiver:
+class AnswerReceiver:
     """Receives the pieces of one answer; the base of those that send them. Only those that stream want pieces before the last."""
 
     streams = False
@@ -52,7 +52,7 @@ class TextPieces(transformers.TextStreamer):  # type: ignore[misc]  # mypy does 
     The text that a slow receiver does not take is joined with the text that follows. It is bounded by the answer.
     """
 
-    def __init__(self, tokenizer: Any, receiver: Receiver) -> None:
+    def __init__(self, tokenizer: Any, receiver: AnswerReceiver) -> None:
         super().__init__(tokenizer, skip_prompt=False, skip_special_tokens=True)
         self._receiver = receiver
         self._text = ""
@@ -77,7 +77,7 @@ class TextPieces(transformers.TextStreamer):  # type: ignore[misc]  # mypy does 
 class PromptlessPieces(TextPieces):
     """The same for the library's ``generate``, which begins with the prompt, in one call, and ends by itself."""
 
-    def __init__(self, tokenizer: Any, receiver: Receiver) -> None:
+    def __init__(self, tokenizer: Any, receiver: AnswerReceiver) -> None:
         super().__init__(tokenizer, receiver)
         self._sees: Callable[[Any], None] = self._skip
 
@@ -195,7 +195,7 @@ class Row:
     """One text; ``tokens`` are the prompt and the answer so far."""
 
     def __init__(
-        self, tokens: List[int], sampling: Sampling, rules: Rules, receiver: Receiver, tokenizer: Any, device: str
+        self, tokens: List[int], sampling: Sampling, rules: Rules, receiver: AnswerReceiver, tokenizer: Any, device: str
     ) -> None:
         self.tokens = tokens
         self.receiver = receiver

@@ -24,9 +24,9 @@ from pybackend_backends.text_requests import (
     truth_of,
 )
 from pybackend_backends.transformers.batch import (
+    AnswerReceiver,
     Piece,
     PromptlessPieces,
-    Receiver,
     Row,
     Rules,
     TextBatch,
@@ -52,7 +52,7 @@ class Text(NamedTuple):
     tokens: List[int]
     sampling: Sampling
     rules: Optional[Rules]
-    receiver: Receiver
+    receiver: AnswerReceiver
 
 
 class Generator:
@@ -84,7 +84,7 @@ class Generator:
             raise RequestError("'text_input' has no tokens: it must not be empty.")
         return tokens
 
-    def submit(self, tokens: List[int], sampling: Sampling, receiver: Receiver) -> None:
+    def submit(self, tokens: List[int], sampling: Sampling, receiver: AnswerReceiver) -> None:
         """Begin a text, whose receiver gets the answer in another thread. Waits while the instance has as many as it may."""
         self._check(len(tokens), sampling, receiver.streams)
         rules = None
@@ -229,7 +229,7 @@ def begin_text(request: InferenceRequest, generator: Generator, default_max_toke
         refuse(request.get_response_sender(), f"{type(error).__name__}: {error}", TritonError.INTERNAL)
 
 
-class Answer(Receiver):
+class Answer(AnswerReceiver):
     """Sends the text of a request: each piece is a response if it streams, and a whole answer begins with the prefix."""
 
     def __init__(self, request: InferenceRequest, streams: bool, prefix: str, prompt_tokens: int) -> None:

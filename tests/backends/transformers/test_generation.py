@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from pybackend_backends.text_requests import RequestError  # noqa: E402
-from pybackend_backends.transformers.batch import Piece, Receiver  # noqa: E402
+from pybackend_backends.transformers.batch import AnswerReceiver, Piece  # noqa: E402
 from pybackend_backends.transformers.checkpoints import Checkpoint, Settings  # noqa: E402
 from pybackend_backends.transformers.generation import Generator  # noqa: E402
 from pybackend_backends.transformers.sampling import read_sampling  # noqa: E402
@@ -22,7 +22,7 @@ DEADLINE_S = 120
 PROMPTS = ["hello world", "this", "food is not bad . a b c", "good", "a b", "d ."]
 
 
-class Collected(Receiver):
+class Collected(AnswerReceiver):
     """Keeps what it gets. It can take no piece before ``slow`` is cleared, and is cancelled after some pieces."""
 
     def __init__(self, *, streams=False, slow=False, cancelled_after=None):

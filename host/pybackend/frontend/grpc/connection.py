@@ -26,6 +26,7 @@ from pybackend.frontend.substitute import DirectReceiver
 from pybackend.frontend.tls import Secured
 from pybackend.inference.response import InferenceResponse
 from pybackend_http2 import (
+    ConnectionReceiver,
     ErrorCode,
     RemoteProtocolError,
     RequestHead,
@@ -47,7 +48,7 @@ _NOT_HTTP_2 = (
 )
 
 
-class GrpcConnection(asyncio.Protocol):
+class GrpcConnection(ConnectionReceiver, asyncio.Protocol):
     """A connection."""
 
     def __init__(self, frontend: GrpcFrontend[Door], calls: CallFactory, loop: asyncio.AbstractEventLoop) -> None:

@@ -24,10 +24,10 @@ from pybackend.errors import ErrorCode, InferenceError, NotServingError, Unknown
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import MOST_BACKLOG_BYTES, MOST_FRAME_BYTES, Channel, OnEnd
 from pybackend.frontend.remote.memory import LATE_BYTES, BlockLease, FrontEndMemory, InputPool, LateLease
-from pybackend.inference.region import IN_REGION, FindRegion, RegionPart, source_of
+from pybackend.inference.region import IN_REGION, FindRegion, Region, RegionPart, source_of
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
-from pybackend.inference.tensor import Buffer, OutputTensor
+from pybackend.inference.tensor import OutputTensor
 from pybackend.inference.validation import Checked, validate_bytes_tensors, validate_header
 from pybackend.observability.tracing.tracer import Tracer
 from pybackend_wire.messages import INLINE_BYTES
@@ -223,20 +223,9 @@ class RemoteAdmission:
             lease.release()
 
 
-class _NamedRegion:
-    """A region that only the engine knows."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def write(self, offset: int, data: Buffer) -> None:
-        """Only the engine writes there."""
-        raise NotImplementedError
-
-
 def _named_part(name: str, offset: int, nbytes: int) -> RegionPart:
     """A part of a region, whether there is one or not; here the offset counts from the beginning of the region."""
-    return RegionPart(_NamedRegion(name), offset, nbytes)
+    return RegionPart(Region(name), offset, nbytes)
 
 
 class RemoteRefusals(Refusals):

@@ -9,10 +9,11 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
-from pybackend.frontend.listener import is_reserved
+from pybackend.frontend.listener import NewConnection, is_reserved
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import Channel
 
@@ -49,7 +50,9 @@ class Tunnels:
             return
         ours.setblocking(False)
         client = _Client(asked, ours.fileno())
-        opening = self._loop.create_task(self._loop.connect_accepted_socket(lambda: _NewTunnel(serve, client), ours))
+        opening = self._loop.create_task(
+            self._loop.connect_accepted_socket(lambda: NewConnection(partial(_serve, serve, client)), ours)
+        )
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
         self._channel.post_with(messages.Tunnel(asked.number), theirs.detach())
@@ -82,17 +85,11 @@ class _Client:
         return self._facts["sockname"]
 
 
-class _NewTunnel(asyncio.Protocol):
-    """Hands a tunnel to a connection, which sees the client behind it."""
-
-    def __init__(self, serve: Serve, client: _Client) -> None:
-        self._serve = serve
-        self._client = client
-
-    def connection_made(self, transport: Any) -> None:
-        connection = self._serve()
-        transport.set_protocol(connection)
-        connection.connection_made(_TunnelTransport(transport, self._client))  # type: ignore[arg-type]
+def _serve(make: Serve, client: _Client, transport: Any) -> None:
+    """Hand a tunnel to a connection, which sees the client behind it."""
+    connection = make()
+    transport.set_protocol(connection)
+    connection.connection_made(_TunnelTransport(transport, client))  # type: ignore[arg-type]
 
 
 class _TunnelTransport:

@@ -3,8 +3,8 @@
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend.threads import start_thread
@@ -15,15 +15,17 @@ CLOSE_S = 3.0
 """How long the server's end waits for the last traces."""
 
 
-class TraceSink(Protocol):
+class TraceSink(ABC):
     """Where traces go; used by one thread."""
 
+    @abstractmethod
     def write(self, traces: list[RequestTrace]) -> None:
         """Write traces. Raises TraceLossError if they are lost."""
 
-    def interrupt(self) -> None:
+    def interrupt(self) -> None:  # noqa: B027  most writes wait for nobody
         """Called by another thread: a write that waits for somebody must end soon."""
 
+    @abstractmethod
     def close(self) -> None:
         """Write what is held back, and finish."""
 

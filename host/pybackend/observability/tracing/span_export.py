@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pybackend.errors import SettingError
 from pybackend.observability.tracing.context import TraceContext
-from pybackend.observability.tracing.recorder import TraceLossError, wall_offset_ns
+from pybackend.observability.tracing.recorder import TraceLossError, TraceSink, wall_offset_ns
 from pybackend.observability.tracing.request_trace import Event, RequestTrace, described
 from pybackend.observability.tracing.settings import ExportSettings
 from pybackend_wire.installation import install_command
@@ -22,7 +22,7 @@ EXPORT_TIMEOUT_S = 5.0
 """How long one message to the collector may take, repetitions included."""
 
 
-class SpanExport:
+class SpanExport(TraceSink):
     """Sends spans."""
 
     def __init__(self, settings: ExportSettings) -> None:

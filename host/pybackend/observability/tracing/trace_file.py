@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.errors import SettingError
-from pybackend.observability.tracing.recorder import TraceLossError
+from pybackend.observability.tracing.recorder import TraceLossError, TraceSink
 from pybackend.observability.tracing.request_trace import RequestTrace, described
 
 MOST_HELD_BYTES = 16 * 1024 * 1024
 """Fragments that wait for a file to be full. Beyond it, the file is written with fewer traces."""
 
 
-class TraceFile:
+class TraceFile(TraceSink):
     """Writes ``path``, or ``path.0``, ``path.1``, ... with a number of traces each. Each file is complete at any time."""
 
     def __init__(self, path: Path) -> None:
@@ -50,9 +50,6 @@ class TraceFile:
                     self._write_held()
         except OSError as error:
             raise TraceLossError(f"the trace file {self._path} cannot be written: {error.strerror}") from None
-
-    def interrupt(self) -> None:
-        """Do nothing: files are written at once."""
 
     def close(self) -> None:
         """Write the last file, which may have fewer traces than the others."""

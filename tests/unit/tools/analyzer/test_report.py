@@ -28,9 +28,9 @@ def rung(per_s: float, p99_ms: float = 10, clients: int = 1, memory_bytes: int =
 
 
 def results(goal: Goal | None = None, **changes: object) -> Results:
-    better = Outcome({NAME: Candidate(2, 8)}, [rung(100), rung(190, 20, 2)])
-    failed = Outcome({NAME: Candidate(4, 8)}, [], failed="<u>too many</u>")
-    outcomes = [Outcome({}, [rung(100)]), better, failed]
+    better = Outcome({NAME: Candidate(2, 8)}, rungs=[rung(100), rung(190, 20, 2)])
+    failed = Outcome({NAME: Candidate(4, 8)}, rungs=[], failed="<u>too many</u>")
+    outcomes = [Outcome({}, rungs=[rung(100)]), better, failed]
     present = {NAME: Candidate(1, 8)}
     settings = {"rate_per_s": 0, "cores": 2}
     return replace(Results([NAME], settings, goal or Goal(), present, outcomes), **changes)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def test_limits_decide() -> None:
 
 
 def test_of_nearly_equal_ones_that_with_less_memory_is_best() -> None:
-    large = Outcome({NAME: Candidate(8, 8)}, [rung(195, memory_bytes=80_000_000)])
+    large = Outcome({NAME: Candidate(8, 8)}, rungs=[rung(195, memory_bytes=80_000_000)])
     found = results()
     found.outcomes.append(large)
     assert found.ranked()[0].choice == {NAME: Candidate(2, 8)}
