@@ -63,9 +63,7 @@ def test_a_snapshot_without_its_row_is_found():
 
 
 WORD, CODE, LINK = "w" * 50, "`some code of several words, which stays whole`", "[a link](" + "x" * 60 + ".md)"
-UNTOUCHED = (
-    f"# {WORD} {WORD} {WORD}\n\n| {WORD} | {WORD} {WORD} |\n\n```\n{WORD} {WORD} {WORD}\n```\n\nshort\nlines stay\n"
-)
+UNTOUCHED = f"# {WORD} {WORD} {WORD}\n\n| {WORD} | {WORD} {WORD} |\n\n```\n{WORD} {WORD} {WORD}\n```\n\n    make {WORD} {WORD} {WORD}\n    make\n\nshort\nlines stay\n"
 """A heading, a table, code and a paragraph without a long line."""
 
 

@@ -12,6 +12,8 @@ WIDTH = 120
 
 _FENCE = re.compile(r"\s*(```+|~~~+)")
 _ITEM = re.compile(r"(\s*)(?:[*+-]|\d+\.)\s+")
+_CODE = re.compile(r" {4}(?! *(?:[*+-]|\d+\.) )")
+"""The beginning of a line of code without a fence, where a paragraph could begin."""
 _NO_PROSE = ("|", "#", "<", "!!!", "===", "![", "---", ">", ":")
 _WORD = re.compile(r"(?:(`+)[^`](?:.*?[^`])??\1(?!`)|[^ ])+")
 """A word; code between backticks is one, whatever blanks it has."""
@@ -44,14 +46,26 @@ def wrapped(text: str) -> str:
             done.append(line)
             fence = _next_fence(fence, opening)
             continue
+        begins = not done or not done[-1].strip()
         if not line.strip() or line.lstrip().startswith(_NO_PROSE):
             done.append(line)
+            continue
+        if begins and _CODE.match(line) and not _is_in_an_item(done):
+            done.append(line)
+            while lines and lines[0].startswith("    "):
+                done.append(lines.pop(0))
             continue
         block = [line]
         while lines and _continues(lines[0]):
             block.append(lines.pop(0))
         done += _filled(block) if max(map(len, block)) > WIDTH else block
     return "\n".join(done)
+
+
+def _is_in_an_item(done: list[str]) -> bool:
+    """Whether what comes next, if it is indented, belongs to an item of a list."""
+    above = next((line for line in reversed(done) if line.strip()), "")
+    return bool(_ITEM.match(above)) or above.startswith(" ")
 
 
 def _next_fence(fence: str, found: re.Match[str] | None) -> str:
