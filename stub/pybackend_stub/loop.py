@@ -65,12 +65,16 @@ class StubLoop:
 
     def run(self) -> int:
         """Serve until the host sends FINALIZE or goes away; returns the exit status."""
-        watch = ThreadWatch()
-        watch.begin()
+        watch = self._watch_thread()
         try:
             return self._serve(watch)
         finally:
             watch.end()
+
+    def _watch_thread(self) -> ThreadWatch:
+        watch = ThreadWatch()
+        watch.begin()
+        return watch
 
     def _serve(self, watch: ThreadWatch) -> int:
         execute, take_work = self._execute, self._receiver.take_work

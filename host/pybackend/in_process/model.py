@@ -105,7 +105,7 @@ class Model:
             taken = SimpleQueue()
         on_taken = None if taken is None else partial(taken.put, None)
         put = None if queue is None else queue.put
-        call = self._call(host, sent, answers.put, answers.qsize, put, on_taken)
+        call = _call(self, host, sent, answers.put, answers.qsize, put, on_taken)
         responses = ResponseIterator(self, call, answers, place, raises=raise_on_error)
         if taken is not None:
             taken.get()
@@ -130,30 +130,8 @@ class Model:
                     "response_queue of async_infer() is an asyncio.Queue without a maxsize; infer() takes a queue.SimpleQueue"
                 )
             put = partial(_put_across, crossing, queue)
-        call = self._call(host, sent, answers.deliver, answers.backlog, put)
+        call = _call(self, host, sent, answers.deliver, answers.backlog, put)
         return AsyncResponseIterator(self, call, answers, place, raises=raise_on_error)
-
-    def _call(
-        self,
-        host: HostThread,
-        sent: engine.InferenceRequest,
-        deliver: Deliver,
-        backlog: Callable[[], int],
-        put: Callable[[InferenceResponse], None] | None,
-        on_taken: Callable[[], None] | None = None,
-    ) -> Call:
-        """Begin a call whose answers go to ``deliver``; ``put`` gets them, too, and those that nobody reads."""
-        rest: Deliver = nowhere
-        if put is not None:
-            deliver, backlog = partial(self._deliver_twice, deliver, put, sent.id), int
-            rest = partial(self._deliver_twice, nowhere, put, sent.id)
-        door, routes = host.server.engine, self._routes
-        return Call(door, host.crossing, sent, routes, self._accepted, deliver, backlog, host.copies, on_taken, rest)
-
-    def _deliver_twice(self, first: Any, second: Any, request_id: str, answer: Answer) -> None:
-        error = None if answer.error is None else error_of(answer.error)
-        first(answer)
-        second(InferenceResponse(self, request_id, dict(answer.parameters or {}), answer.outputs, error, answer.final))
 
     def _request(
         self, request: InferenceRequest | None, fields: dict[str, Any]
@@ -256,6 +234,30 @@ def _apply(sent: engine.InferenceRequest, fields: Mapping[str, Any]) -> None:
         if not isinstance(parameters, Mapping):
             raise InvalidArgumentError(f"parameters is a dictionary, not {type(parameters).__name__}")
         sent.parameters = {_text("a parameter's name", name): _value(name, parameters[name]) for name in parameters}
+
+
+def _call(
+    model: Model,
+    host: HostThread,
+    sent: engine.InferenceRequest,
+    deliver: Deliver,
+    backlog: Callable[[], int],
+    put: Callable[[InferenceResponse], None] | None,
+    on_taken: Callable[[], None] | None = None,
+) -> Call:
+    """Begin a call whose answers go to ``deliver``; ``put`` gets them, too, and those that nobody reads."""
+    rest: Deliver = nowhere
+    if put is not None:
+        deliver, backlog = partial(_deliver_twice, model, deliver, put, sent.id), int
+        rest = partial(_deliver_twice, model, nowhere, put, sent.id)
+    door, routes = host.server.engine, model._routes
+    return Call(door, host.crossing, sent, routes, model._accepted, deliver, backlog, host.copies, on_taken, rest)
+
+
+def _deliver_twice(model: Model, first: Any, second: Any, request_id: str, answer: Answer) -> None:
+    error = None if answer.error is None else error_of(answer.error)
+    first(answer)
+    second(InferenceResponse(model, request_id, dict(answer.parameters or {}), answer.outputs, error, answer.final))
 
 
 def _put_across(crossing: Crossing, queue: Any, response: InferenceResponse) -> None:
