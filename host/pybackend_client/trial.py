@@ -157,7 +157,8 @@ class Trial:
         path, document = self.call(request)
         answer: Answer = self._connection.post_json(path, document)
         if "outputs" in answer:
-            return {"outputs": [_without_parameters(output) for output in answer["outputs"]]}
+            shown = "name", "datatype", "shape", "data"
+            return {"outputs": [{name: output[name] for name in shown} for output in answer["outputs"]]}
         return {"outputs": [_tensor(each, answer[each["name"]]) for each in self._outputs if each["name"] in answer]}
 
     def call(self, request: Request) -> tuple[str, dict[str, Any]]:
@@ -213,10 +214,6 @@ def _tensor(output: Mapping[str, Any], value: Any) -> dict[str, Any]:
     data = value if isinstance(value, list) else [value]
     datatype = BY_CONFIG_NAME[output["data_type"]].name
     return {"name": output["name"], "datatype": datatype, "shape": [len(data)], "data": data}
-
-
-def _without_parameters(output: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: output[name] for name in ("name", "datatype", "shape", "data")}
 
 
 def _reason(message: str) -> str:

@@ -216,7 +216,8 @@ class Receiver:
         """
         self.return_work()
         with self._guard:
-            if self.is_idle:
+            is_idle = self.is_idle
+            if is_idle:
                 # The main thread reads. It stops at its next work, and the host's message may come after that.
                 self._missed |= nudged
                 return

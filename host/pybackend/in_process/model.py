@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import partial
@@ -96,32 +96,16 @@ class Model:
         """
         host, sent, queue, place = self._request(inference_request, fields)
         answers: SimpleQueue[Answer] = SimpleQueue()
-        deliver: Deliver = answers.put
-        backlog = answers.qsize
-        rest: Deliver = nowhere
-        if queue is not None:
-            if not isinstance(queue, SimpleQueue):  # putting into another one may block
-                raise InvalidArgumentError(
-                    "response_queue of infer() is a queue.SimpleQueue; async_infer() takes an asyncio.Queue"
-                )
-            deliver, backlog = partial(self._deliver_twice, deliver, queue.put, sent.id), int
-            rest = partial(self._deliver_twice, nowhere, queue.put, sent.id)
+        if queue is not None and not isinstance(queue, SimpleQueue):  # putting into another one may block
+            raise InvalidArgumentError(
+                "response_queue of infer() is a queue.SimpleQueue; async_infer() takes an asyncio.Queue"
+            )
         taken: SimpleQueue[None] | None = None
         if kinds_of(sent.inputs) not in self._accepted or any(map(is_large, sent.inputs)):
             taken = SimpleQueue()
         on_taken = None if taken is None else partial(taken.put, None)
-        call = Call(
-            host.server.engine,
-            host.crossing,
-            sent,
-            self._routes,
-            self._accepted,
-            deliver,
-            backlog,
-            host.copies,
-            on_taken,
-            rest,
-        )
+        put = None if queue is None else queue.put
+        call = _call(self, host, sent, answers.put, answers.qsize, put, on_taken)
         responses = ResponseIterator(self, call, answers, place, raises=raise_on_error)
         if taken is not None:
             taken.get()
@@ -139,34 +123,15 @@ class Model:
         crossing = crossing_to_caller()
         host, sent, queue, place = self._request(inference_request, fields)
         answers = Mailbox(crossing)
-        deliver: Deliver = answers.deliver
-        backlog = answers.backlog
-        rest: Deliver = nowhere
+        put = None
         if queue is not None:
             if not isinstance(queue, asyncio.Queue) or queue.maxsize > 0:  # an answer cannot wait for room
                 raise InvalidArgumentError(
                     "response_queue of async_infer() is an asyncio.Queue without a maxsize; infer() takes a queue.SimpleQueue"
                 )
             put = partial(_put_across, crossing, queue)
-            deliver, backlog = partial(self._deliver_twice, deliver, put, sent.id), int
-            rest = partial(self._deliver_twice, nowhere, put, sent.id)
-        call = Call(
-            host.server.engine,
-            host.crossing,
-            sent,
-            self._routes,
-            self._accepted,
-            deliver,
-            backlog,
-            host.copies,
-            rest=rest,
-        )
+        call = _call(self, host, sent, answers.deliver, answers.backlog, put)
         return AsyncResponseIterator(self, call, answers, place, raises=raise_on_error)
-
-    def _deliver_twice(self, first: Any, second: Any, request_id: str, answer: Answer) -> None:
-        error = None if answer.error is None else error_of(answer.error)
-        first(answer)
-        second(InferenceResponse(self, request_id, dict(answer.parameters or {}), answer.outputs, error, answer.final))
 
     def _request(
         self, request: InferenceRequest | None, fields: dict[str, Any]
@@ -269,6 +234,30 @@ def _apply(sent: engine.InferenceRequest, fields: Mapping[str, Any]) -> None:
         if not isinstance(parameters, Mapping):
             raise InvalidArgumentError(f"parameters is a dictionary, not {type(parameters).__name__}")
         sent.parameters = {_text("a parameter's name", name): _value(name, parameters[name]) for name in parameters}
+
+
+def _call(
+    model: Model,
+    host: HostThread,
+    sent: engine.InferenceRequest,
+    deliver: Deliver,
+    backlog: Callable[[], int],
+    put: Callable[[InferenceResponse], None] | None,
+    on_taken: Callable[[], None] | None = None,
+) -> Call:
+    """Begin a call whose answers go to ``deliver``; ``put`` gets them, too, and those that nobody reads."""
+    rest: Deliver = nowhere
+    if put is not None:
+        deliver, backlog = partial(_deliver_twice, model, deliver, put, sent.id), int
+        rest = partial(_deliver_twice, model, nowhere, put, sent.id)
+    door, routes = host.server.engine, model._routes
+    return Call(door, host.crossing, sent, routes, model._accepted, deliver, backlog, host.copies, on_taken, rest)
+
+
+def _deliver_twice(model: Model, first: Any, second: Any, request_id: str, answer: Answer) -> None:
+    error = None if answer.error is None else error_of(answer.error)
+    first(answer)
+    second(InferenceResponse(model, request_id, dict(answer.parameters or {}), answer.outputs, error, answer.final))
 
 
 def _put_across(crossing: Crossing, queue: Any, response: InferenceResponse) -> None:

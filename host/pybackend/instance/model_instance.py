@@ -284,16 +284,6 @@ class ModelInstance:
         assert self._settings is not None
         return await session.readiness.ask(session.ask_readiness, self._settings.readiness_limit_s)
 
-    @property
-    def is_asked(self) -> bool:
-        """True while its ``is_ready`` has not answered."""
-        return self.session is not None and self.session.readiness.is_asked
-
-    @property
-    def has_is_ready(self) -> bool:
-        """True if the model must be asked."""
-        return self.session is not None and self.session.has_is_ready
-
     # Memory
 
     def trim(self, dropped_inputs: Sequence[int], now_ns: int) -> None:

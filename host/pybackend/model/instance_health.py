@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.settings import InstanceState
 from pybackend.model.instance_requests import Availability
 from pybackend.model.model import Health, Model, ModelState
@@ -30,7 +31,7 @@ class InstanceHealth(Health):
 
     @property
     def has_is_ready(self) -> bool:
-        return any(instance.has_is_ready for instance in self._processes.instances)
+        return any(each.session is not None and each.session.has_is_ready for each in self._processes.instances)
 
     async def _objection(self) -> str:
         reasons = await asyncio.gather(*(instance.not_ready_reason() for instance in self._processes.instances))
@@ -57,5 +58,9 @@ class InstanceHealth(Health):
 
     @property
     def keeps_askers_waiting(self) -> bool:
-        is_late = bool(self._last) and any(instance.is_asked for instance in self._processes.instances)
-        return is_late or self._processes.is_debugged
+        return (bool(self._last) and any(map(_is_asked, self._processes.instances))) or self._processes.is_debugged
+
+
+def _is_asked(instance: ModelInstance) -> bool:
+    """Whether its ``is_ready`` has not answered."""
+    return instance.session is not None and instance.session.readiness.is_asked

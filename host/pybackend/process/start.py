@@ -111,17 +111,9 @@ def start_process(
         variables = confinement.environment(variables)
     if not is_entered(environment, confinement):
         return _popen(command, variables, inherited, output), None
-    reading, writing = os.pipe()
-    try:
-        os.set_blocking(reading, False)
+    with _reported() as (report, writing):
         command, variables = entered_command(bundle, command, variables, inherited, terms, writing)
-        process = _popen(command, variables, {*inherited, terms.written, writing}, output)
-    except OSError:
-        os.close(reading)
-        raise
-    finally:
-        os.close(writing)
-    return process, SandboxReport(reading)
+        return _popen(command, variables, {*inherited, terms.written, writing}, output), report
 
 
 def start_host_program(
@@ -129,20 +121,26 @@ def start_host_program(
 ) -> tuple[subprocess.Popen[bytes], SandboxReport]:
     """Start a program of the host's own, a module with ``main``, which is confined before it begins. The name is for ``ps``."""
     assert terms.confinement is not None
-    reading, writing = os.pipe()
-    try:
-        os.set_blocking(reading, False)
+    with _reported() as (report, writing):
         kept = ",".join(map(str, inherited))
         given = (name, os.getpid(), terms.mark, terms.written, writing, kept, module, *arguments)
         command = [sys.executable, "-I", "-B", "-m", "pybackend_stub.host_program", *map(str, given)]
         variables = {**terms.confinement.environment(process_variables(HOST_ENVIRONMENT)), **_ONE_THREAD}
-        process = _popen(command, variables, {*inherited, terms.written, writing}, output)
+        return _popen(command, variables, {*inherited, terms.written, writing}, output), report
+
+
+@contextmanager
+def _reported() -> Iterator[tuple[SandboxReport, int]]:
+    """The report of a process that is confined as it starts, and the descriptor that it is written to, for the process alone."""
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(reading, False)
+        yield SandboxReport(reading), writing
     except OSError:
         os.close(reading)
         raise
     finally:
         os.close(writing)
-    return process, SandboxReport(reading)
 
 
 def _popen(

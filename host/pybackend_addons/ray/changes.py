@@ -121,7 +121,9 @@ class Changes:
             }
             asked &= set(current)
         concerned = {
-            member.report.name for member in self._members.replicas.values() if _concerns(change, member.report)
+            member.report.name
+            for member in self._members.replicas.values()
+            if change.pool in {None, member.report.pool}
         }
         return {name: outcome for name, outcome in outcomes.items() if name in concerned}
 
@@ -144,10 +146,6 @@ class Changes:
             for name, outcome in failed.items()
         )
         return error_answer(500, f"{path}: {done} of {len(outcomes)} replicas did this, and others lag. {reasons}")
-
-
-def _concerns(change: Change, report: Report) -> bool:
-    return change.pool in {None, report.pool}
 
 
 def _note(member: Member, change: Change, outcome: Outcome) -> None:

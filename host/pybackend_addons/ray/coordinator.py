@@ -42,13 +42,13 @@ class Coordinator:
         if member is None:
             return None
         self.changes.note(member)
-        await self.members.wait(lambda: bool(self.changes.missed(report.generation)) or self._has_others(report.roster))
+        has_pools = bool(self._cluster.pools)
+        await self.members.wait(
+            lambda: bool(self.changes.missed(report.generation)) or (has_pools and self.members.number > report.roster)
+        )
         # It has waited here, and was there.
         again = self.members.hear(member.report)
         return None if again is None else self._news(report.generation)
-
-    def _has_others(self, roster: int) -> bool:
-        return bool(self._cluster.pools) and self.members.number > roster
 
     def _news(self, generation: int) -> News:
         servers = self.members.servers() if self._cluster.pools else {}

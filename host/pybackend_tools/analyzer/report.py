@@ -102,7 +102,10 @@ def html_text(
         f"<p><strong>{escape(verdict(results))}</strong></p>",
         f"<p>{escape(_conditions(results))}</p>",
         *(f"<p>{escape(text)}</p>" for text in advice(results)),
-        *(_figure(text, caption) for text, caption in _plots(results, best)),
+        *(
+            f"<figure>{drawing}<figcaption>{escape(caption)}</figcaption></figure>"
+            for drawing, caption in _plots(results, best)
+        ),
         "<h2>The best configurations</h2>",
         *(_section(number, outcome, results, configs, texts) for number, outcome in enumerate(best, 1)),
         *([] if other is None else _comparison(results, other)),
@@ -182,10 +185,6 @@ def _comparison(results: Results, other: Results) -> list[str]:
                 said = f"{title}, {what}: {described(found)}"
                 rows.append(f"<tr><td>{escape(said)}</td><td>{escape(str(rung))}</td></tr>")
     return ["<h2>Compared with the earlier analysis</h2>", f"<table>{''.join(rows)}</table>"]
-
-
-def _figure(drawing: str, caption: str) -> str:
-    return f"<figure>{drawing}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def _plots(results: Results, best: Sequence[Outcome]) -> Iterator[tuple[str, str]]:

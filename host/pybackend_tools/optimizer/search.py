@@ -170,7 +170,7 @@ class Search:
                 difference=difference_of(answers, self._expected),
                 metric=None if metric is None else metric(requests, answers),
                 start_s=start_s,
-                file_bytes=_size(directory),
+                file_bytes=sum(path.stat().st_size for path in (directory / "1").rglob("*") if path.is_file()),
                 tensors=signature_text(config),
             )
             with self._bench(name, trial, requests) as bench:
@@ -341,7 +341,3 @@ def _as_asked(request: Request, config: Mapping[str, Any]) -> Request:
             for given, each in zip(request["inputs"], inputs, strict=True)
         ]
     }
-
-
-def _size(directory: Path) -> int:
-    return sum(path.stat().st_size for path in (directory / "1").rglob("*") if path.is_file())

@@ -14,6 +14,7 @@ from pybackend.frontend.metrics.optional_families import (
     LatencyFamilies,
     cache_families,
     front_end_families,
+    usage_families,
 )
 from pybackend.gpus import Gpus
 from pybackend.model.cache.response_cache import ResponseCache
@@ -146,18 +147,7 @@ class MetricsApp:
             for name, pid in version.processes
             if (used := usage.get(pid)) is not None
         ]
-        yield Family(
-            "pybackend_process_resident_bytes",
-            "gauge",
-            "Memory of the instance's process and of those that it started (Rss: shared pages count for each), in bytes",
-            [("", labels, used.resident_bytes) for labels, used in rows],
-        )
-        yield Family(
-            "pybackend_process_cpu_seconds_total",
-            "counter",
-            "Processor time of the instance's process and of those that it started, in seconds",
-            [("", labels, used.cpu_s) for labels, used in rows],
-        )
+        yield from usage_families("pybackend_process", "the instance's process and of those that it started", rows)
 
     def _of_storage(self) -> Iterator[Family]:
         listings = [(labels_text({"repository": listing.place}), listing) for listing in self._engine.figures.listings]

@@ -211,15 +211,20 @@ def front_end_families(front_ends: Sequence[FrontEndFigures], usage: Mapping[int
         "How often a process has taken the place of one that ended",
         [("", labels, each.restarts) for labels, each, _ in rows],
     )
+    yield from usage_families("pybackend_front_end", "the front end's process", known)
+
+
+def usage_families(prefix: str, whose: str, rows: Sequence[tuple[str, ProcessUsage]]) -> Iterator[Family]:
+    """The memory and the processor time of processes, by their labels."""
     yield Family(
-        "pybackend_front_end_resident_bytes",
+        f"{prefix}_resident_bytes",
         "gauge",
-        "Memory of the front end's process (Rss: shared pages count for each), in bytes",
-        [("", labels, used.resident_bytes) for labels, used in known],
+        f"Memory of {whose} (Rss: shared pages count for each), in bytes",
+        [("", labels, used.resident_bytes) for labels, used in rows],
     )
     yield Family(
-        "pybackend_front_end_cpu_seconds_total",
+        f"{prefix}_cpu_seconds_total",
         "counter",
-        "Processor time of the front end's process, in seconds",
-        [("", labels, used.cpu_s) for labels, used in known],
+        f"Processor time of {whose}, in seconds",
+        [("", labels, used.cpu_s) for labels, used in rows],
     )

@@ -247,7 +247,7 @@ def parse_text_request(body: bytes, *, is_chat: bool) -> Steps[TextRequest]:
     else:
         logprobs = members.take("logprobs", int, "a whole number")
         echoes = members.take("echo", bool, "true or false") or False
-        prompts = _prompts(members)
+        prompts = [text.encode() for text in _texts(members, "prompt", MOST_CHOICES)]
     if logprobs is not None and not 0 <= logprobs <= _MOST_TOP:
         raise OpenAiError(
             f"the number of likely tokens must be from 0 to {_MOST_TOP}", "top_logprobs" if is_chat else "logprobs"
@@ -349,11 +349,6 @@ def _chat_logprobs(members: Members) -> int | None:
     if top and not wanted:
         raise OpenAiError("'top_logprobs' needs \"logprobs\": true", "top_logprobs")
     return (top or 0) if wanted else None
-
-
-def _prompts(members: Members) -> list[bytes]:
-    texts = _texts(members, "prompt", MOST_CHOICES)
-    return [text.encode() for text in texts]
 
 
 def _texts(members: Members, name: str, most: int) -> list[str]:
