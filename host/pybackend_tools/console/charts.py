@@ -15,7 +15,7 @@ _PART_COLOURS = {"queue": "#d98a3d", "input": "#9a6fc4", "compute": "#4c7bd9", "
 """As in style.css, for traces."""
 _GREY = "#8892a0"
 _SHORTEST_SPAN_S, _LONGEST_SPAN_S = 30, 300
-_GRID = {"left": 8, "right": 12, "top": 28, "bottom": 8, "containLabel": True}
+_GRID = {"left": 8, "right": 30, "top": 28, "bottom": 8, "containLabel": True}
 _LINE = {"lineStyle": {"color": "rgba(136,146,160,.25)"}}
 
 
