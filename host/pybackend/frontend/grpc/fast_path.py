@@ -88,7 +88,8 @@ class FastPath:
         if response.id:
             identifier = id_field(response.id)
             nbytes += len(identifier)
-        return stream.respond_in(form, nbytes + PREFIX_BYTES, (PREFIX.pack(0, nbytes), identifier, *data))
+        parts = (PREFIX.pack(0, nbytes), identifier, *data)
+        return stream.respond_in(form, nbytes + PREFIX_BYTES, parts)  # type: ignore[arg-type]  # any buffer can be copied
 
     def shorten(self, layout: MessageLayout, admission: ClientAdmission, plan: InferPlan) -> None:
         """Make the shortcut for the next requests with a layout, if nothing about this one is special."""
