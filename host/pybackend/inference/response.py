@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct, field
@@ -39,25 +38,25 @@ class InferenceResponse(Struct, eq=False):
 Layout = tuple[Any, ...]
 """What answers share whose tensors alone differ: see :func:`layout_of`."""
 
-_kind, _shape = attrgetter("name", "datatype"), attrgetter("shape")
 
+def layout_of(response: InferenceResponse, outputs: Sequence[OutputTensor]) -> tuple[Layout, list[Buffer]]:
+    """The layout of an answer, and the bytes of its outputs.
 
-def layout_of(response: InferenceResponse, outputs: Sequence[OutputTensor], data: Sequence[Buffer]) -> Layout:
-    """Name and version of the model; name and datatype of each output, then the shapes of all, then their sizes in bytes."""
-    return (
-        response.model_name,
-        response.model_version,
-        *map(_kind, outputs),
-        *map(tuple, map(_shape, outputs)),
-        *map(len, data),
-    )
+    A layout is the name and version of the model, then the name, datatype, shape and size in bytes of each output. It is made
+    in one loop: to map getters of attributes over the outputs takes twice as long.
+    """
+    layout: list[Any] = [response.model_name, response.model_version]
+    data: list[Buffer] = []
+    for output in outputs:
+        its_data = output.data
+        data.append(its_data)
+        layout += (output.name, output.datatype, tuple(output.shape), len(its_data))
+    return tuple(layout), data
 
 
 def outputs_in(layout: Layout) -> list[tuple[str, str, tuple[int, ...], int]]:
     """Name, datatype, shape and size in bytes of each output."""
-    count = (len(layout) - 2) // 3
-    kinds, shapes, sizes = layout[2 : 2 + count], layout[2 + count : 2 + 2 * count], layout[2 + 2 * count :]
-    return [(*kind, shape, size) for kind, shape, size in zip(kinds, shapes, sizes, strict=True)]
+    return [*zip(layout[2::4], layout[3::4], layout[4::4], layout[5::4], strict=True)]
 
 
 OnResponse = Callable[[InferenceResponse], None]

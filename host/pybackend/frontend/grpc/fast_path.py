@@ -5,7 +5,6 @@ admission and validation, and a small answer is put together from parts that rec
 gives the same answers. Without this module (``--no-fast-paths``) all calls do, and the connections of HTTP/2 remember no heads.
 """
 
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from pybackend.engine.admission import ClientAdmission, Route
@@ -22,8 +21,6 @@ from pybackend.protocol.grpc.request import sequence_of
 from pybackend.protocol.grpc.response import header_of, id_field, message_format
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, request_like
 from pybackend_http2 import AnswerForm, Stream
-
-_data = attrgetter("data")
 
 
 class Shortcut(NamedTuple):
@@ -79,8 +76,7 @@ class FastPath:
         False if nothing was sent: the answer is large, or must wait.
         """
         outputs = response.outputs
-        data = [*map(_data, outputs)]
-        layout = layout_of(response, outputs, data)
+        layout, data = layout_of(response, outputs)
         header = self._headers.get(layout) or header_of(response, outputs, layout, self._headers)
         form = header.form
         if form is None:
@@ -92,7 +88,8 @@ class FastPath:
         if response.id:
             identifier = id_field(response.id)
             nbytes += len(identifier)
-        return stream.respond_in(form, nbytes + PREFIX_BYTES, (PREFIX.pack(0, nbytes), identifier, *data))
+        parts = (PREFIX.pack(0, nbytes), identifier, *data)
+        return stream.respond_in(form, nbytes + PREFIX_BYTES, parts)  # type: ignore[arg-type]  # any buffer can be copied
 
     def shorten(self, layout: MessageLayout, admission: ClientAdmission, plan: InferPlan) -> None:
         """Make the shortcut for the next requests with a layout, if nothing about this one is special."""

@@ -20,7 +20,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from operator import attrgetter
 from secrets import token_bytes
 from typing import Any, NamedTuple
 
@@ -307,7 +306,6 @@ class _FastAnswer(InferAnswer):
 
 
 _Unpack = Callable[[Buffer], Sequence[Any]]
-_data = attrgetter("data")
 
 beginnings: Recurring[Layout, bytes] = Recurring(MOST_LAYOUTS, LONGEST_FRAME_BYTES)
 frames: Recurring[Layout, tuple[bytes, tuple[_Unpack, ...]]] = Recurring(MOST_LAYOUTS, LONGEST_FRAME_BYTES)
@@ -317,9 +315,7 @@ def small_answer(response: InferenceResponse) -> bytes:
     """A whole answer: head, JSON part and tensors; ``b""`` if it is large, or has an id or parameters."""
     if response.id or response.parameters:
         return b""
-    outputs = response.outputs
-    data = [*map(_data, outputs)]
-    layout = layout_of(response, outputs, data)
+    layout, data = layout_of(response, response.outputs)
     beginning = beginnings.get(layout) or _beginning(layout)
     return b"".join((beginning, *data)) if beginning else b""
 
@@ -344,9 +340,7 @@ def small_json_answer(response: InferenceResponse) -> bytes:
     """
     if response.parameters:
         return b""
-    outputs = response.outputs
-    data = [*map(_data, outputs)]
-    layout = layout_of(response, outputs, data)
+    layout, data = layout_of(response, response.outputs)
     known = frames.get(layout) or _frame(layout)
     if known is None:
         return b""

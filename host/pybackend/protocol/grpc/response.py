@@ -131,7 +131,7 @@ def _encode(
     header = (
         _make_header(response, outputs)
         if headers is None
-        else header_of(response, outputs, layout_of(response, outputs, [each.data for each in outputs]), headers)
+        else header_of(response, outputs, layout_of(response, outputs)[0], headers)
     )
     nbytes, tags = header.nbytes, header.tags
     parts: list[Buffer] = [header.model]

@@ -127,10 +127,8 @@ def wanted_outputs(outputs: Sequence[OutputTensor], output_format: OutputFormat)
 
 def _encode_binary(response: InferenceResponse) -> EncodedResponse:
     """The most common response. But for the id, its JSON part depends only on names, datatypes and shapes, which recur."""
-    outputs = response.outputs
-    data = [each.data for each in outputs]
+    layout, data = layout_of(response, response.outputs)
     chunks = [chunk_of(each, len(each)) for each in data if each]
-    layout = layout_of(response, outputs, data)
     header_json = headers.get(layout)
     if header_json is None:
         header_json = binary_header(layout)
