@@ -338,7 +338,7 @@ def _thread_setters() -> "List[Callable[[int], None]]":
 
 
 def _set_threads(set_count: "Callable[[int], object]", stop: "Optional[Callable[[], object]]", count: int) -> None:
-    """Let a library use this number of threads, once it has work for them: new ones look for it in a loop, 25 ms each."""
+    """Let a library use this number of threads once it has work for them: new ones look for it in a loop, for 2^26 cycles each."""
     set_count(count)
     if stop is not None:
         stop()
