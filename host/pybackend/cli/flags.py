@@ -113,7 +113,7 @@ _MODELS = (
          page="limit in bytes on the memory for tensors of all models together"),
     Flag("--process-memory-limit", "BYTES",
          "limit on the own memory of each process of models that set none in PROCESS_MEMORY_LIMIT_MB; a process beyond it is ended, and restarted",
-         "models.process_memory_limit_bytes", _MEMORY, default=0, default_text="no limit",
+         "models.process_memory_limit_bytes", _MEMORY, lambda limit: limit or 0, default=None, default_text="no limit",
          page="limit in bytes on a process's own memory, beyond which it is [ended and restarted](../authors/life-cycle.md#a-process-that-grows), in models that set no other"),
     Flag("--backend-directory", "DIR",
          "directory of your own backends, DIR/NAME/model.py; one of pybackend's names replaces that backend",
