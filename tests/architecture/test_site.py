@@ -36,7 +36,7 @@ def site(tmp_path_factory):
         ("authentication", "./#restrict-access-authentication-and-tls"),
         ("upload", "./#send-files-upload-a-picture-or-a-document"),
         ("strings?", "authors/tensors/#strings"),
-        ("files?", "operators/http-api/#raw-files"),
+        ("files?", "operators/http-api/#files"),
     ],
 )
 def test_the_search_finds_words_of_users_in_titles(site, word, place):

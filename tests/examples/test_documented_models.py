@@ -157,9 +157,8 @@ def test_decoupled_model_counts(documented):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="Debian's package curl is not installed")
 def test_files_reach_a_model_as_the_page_sends_them(documented, tmp_path):
     (tmp_path / "cat.jpg").write_bytes(bytes(range(256)))
-    page = (
-        (ROOT / "docs" / "operators" / "http-api.md").read_text().partition("\n### Files\n")[2].partition("\n### ")[0]
-    )
+    page = (ROOT / "docs" / "operators" / "http-api.md").read_text().partition("\n## Files\n")[2]
+    page = page.partition("\n### One raw file\n")[0]
     lines = re.findall(r"^\$ (.*)$", page, re.MULTILINE)
     assert ["-F" in line for line in lines] == [True, False]
     for line in lines:

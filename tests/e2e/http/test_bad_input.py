@@ -164,7 +164,7 @@ JSON_ROWS = {
     ),
     "input parameters no object": (request(tensor(parameters=[])), 500, access("parameters", "non-object as object")),
     "unregistered region": (
-        request(tensor(data=ABSENT, parameters={"shared_memory_region": "r", "shared_memory_byte_size": 16})),
+        request(tensor(data=ABSENT, parameters={**NO_SIZE, "shared_memory_byte_size": 16}), tensor("INPUT1")),
         404,
         "Unable to find shared memory region: 'r'",
     ),
