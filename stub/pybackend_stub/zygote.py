@@ -325,7 +325,7 @@ def _thread_setters() -> "List[Callable[[int], None]]":
     """Return a function that sets the number of threads, for every OpenBLAS in this process."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         paths = {line.split(None, 5)[5].rstrip("\n") for line in maps if "openblas" in line.rpartition("/")[2]}
-    found: "List[Callable[[int], None]]" = []
+    found: List[Callable[[int], None]] = []
     for path in paths:
         try:
             library = ctypes.CDLL(path)
