@@ -1,6 +1,6 @@
 """The messages of an answer in their order: as they are, or compressed in slices.
 
-A small answer of one message needs no object of these: see :meth:`pybackend.frontend.grpc.call.Call.reply`.
+A small answer of one message needs no object of these: see :meth:`pybackend.frontend.grpc.call.GrpcCall.reply`.
 """
 
 import logging

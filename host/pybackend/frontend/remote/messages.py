@@ -398,7 +398,7 @@ class Line(Struct, array_like=True, frozen=True, gc=False, tag=67):
 
 
 class Accessed(Struct, array_like=True, frozen=True, gc=False, tag=68):
-    """I have answered a request: the fields of :class:`pybackend.observability.access_log.Access`."""
+    """I have answered a request: the fields of :class:`pybackend.observability.access_log.AccessRecord`."""
 
     protocol: ClientProtocol
     client: Annotated[str, Meta(max_length=200)]
