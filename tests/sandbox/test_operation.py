@@ -148,7 +148,7 @@ class TestLevels:
 
 
 def test_what_is_required_and_missing_keeps_a_model_from_being_loaded(tmp_path):
-    """Under /tmp models of others cannot be hidden, which is said where it is not required."""
+    """Under /tmp models of others cannot be hidden."""
     write(tmp_path, "model", SANDBOX="standard")
     if "neighbours" not in _missing(tmp_path):
         pytest.skip("temporary files do not lie below /tmp here")
@@ -160,10 +160,7 @@ def test_what_is_required_and_missing_keeps_a_model_from_being_loaded(tmp_path):
 
 def _missing(repository: Path) -> dict[str, str]:
     with serving(repository) as server:
-        missing = server.get("/v2/models/model/sandbox").json["not_in_force"]
-        for reason in missing.values():
-            assert server.output.count(reason) == 1, "each reason is said once"
-        return missing
+        return server.get("/v2/models/model/sandbox").json["not_in_force"]
 
 
 REFUSED = {
