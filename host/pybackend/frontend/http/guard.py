@@ -80,7 +80,9 @@ class Cors:
             return
         self._named.add(name)
         if len(self._named) > _MOST_NAMED:
-            log.warning("further web pages that no --http-cors-origin allows have called: the log names no more of them")
+            log.warning(
+                "further web pages that no --http-cors-origin allows have called: the log names no more of them"
+            )
         elif name == _NAMELESS:
             log.warning(
                 "a web page without an origin has called, such as one opened from disk, and browsers withhold the answers from it: "
