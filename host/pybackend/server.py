@@ -218,7 +218,7 @@ class Server:
             diagnostics_routes.add(app, frontend, self._settings.in_force, lambda: self.ports.addresses, HEADER, key)
             self.diagnostics_key.publish(address_of(sockets.http[0]))
             self._http = HttpServer(
-                app if rules.cors is None else rules.cors.wrap(app),
+                rules.cors.wrap(app),
                 self._client_memory,
                 frontend,
                 request_log=self._request_log,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -121,11 +122,19 @@ class FurtherPortSettings:
     own: object  # what only its owner knows
 
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
+
+
+def is_origin(text: str) -> bool:
+    """True for an origin of web pages as browsers send it; ``null`` names none."""
+    return _ORIGIN.fullmatch(text) is not None
+
+
 @dataclass(frozen=True)
 class CorsSettings:
     """The web pages whose scripts may call the HTTP port."""
 
-    origins: frozenset[str]  # their origins, such as ``https://example.org``; ``*`` for all
+    origins: frozenset[str] = frozenset()  # their origins, such as ``https://example.org``; ``*`` for all
     credentials: bool = False  # browsers may send cookies and client certificates
 
 
@@ -144,7 +153,7 @@ class HttpSettings:
     tls: TlsSettings | None = None  # certificates of the HTTP port; None for plain HTTP
     restrictions: tuple[Restriction, ...] = ()  # headers that calls need
     forwarded_headers: str = ""  # RE2 pattern of the names of headers that become request parameters; empty for none
-    cors: CorsSettings | None = None  # the web pages that may call the HTTP port; None if only its origin may
+    cors: CorsSettings = CorsSettings()  # the web pages that may call the HTTP port
     metrics_enabled: bool = True  # False serves no metrics
     # address of the metrics port
     metrics_address: str = "0.0.0.0"  # noqa: S104  likewise

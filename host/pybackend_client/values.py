@@ -22,6 +22,7 @@ from pybackend_wire.dtypes import BY_NUMPY, DATATYPES, DataType
 
 MOST_RANDOM_ELEMENTS = 16_000_000
 _NPY_MAGIC = b"\x93NUMPY"
+_FILE = "bytes:"
 _LONGEST_QUOTE = 60
 _UINT64_MAX = 2**64 - 1
 
@@ -52,7 +53,7 @@ def read_tensor(text: str, wanted: ModelTensor) -> Tensor:
     """Read an input.
 
     ``text``: a JSON value; ``@FILE.npy`` or ``@FILE.json``; ``-`` for standard input; for a BYTES input also ``@FILE``,
-    whose contents become one element, or plain text. Raises ServerError if the value cannot be read, or does not fit
+    whose contents become one element, or plain text. ``bytes:FILE`` is ``@FILE`` too, as for a model without a server. Raises ServerError if the value cannot be read, or does not fit
     the input; the message names both sides.
     """
     return tensor_of(_read(text, wanted), wanted)
@@ -112,12 +113,14 @@ def _read(text: str, wanted: ModelTensor) -> Any:
     """A Python value from JSON, or an array from a .npy file."""
     if text == "-":
         return _parsed(sys.stdin.buffer.read(), "standard input", wanted)
-    if text.startswith("@"):
-        path = Path(text[1:])
+    is_file = text.startswith("@")
+    if is_file or (text.startswith(_FILE) and wanted.datatype == "BYTES"):
+        path = Path(text[1:] if is_file else text.removeprefix(_FILE))
         try:
             return file_value(path.read_bytes(), path, wanted)
         except OSError as error:
-            raise ServerError(f"input '{wanted.name}': cannot read {path}: {error.strerror}") from None
+            words = "" if is_file else f". Write '{wanted.name}={json.dumps(text)}' to send these words themselves"
+            raise ServerError(f"input '{wanted.name}': cannot read {path}: {error.strerror}{words}") from None
     return text_value(text, wanted)
 
 

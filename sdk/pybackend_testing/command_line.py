@@ -18,13 +18,14 @@ SUCCESS, MODEL_FAILED, WRONG_USAGE = 0, 1, 2
 
 _EPILOG = """\
 values of --input:
-  NAME=file.npy          an array saved with numpy.save()
+  NAME=@file.npy         an array saved with numpy.save(); file.npy is the same
+  NAME=@file.json        JSON from a file
+  NAME=@photo.jpg        one string: the contents of any other file; bytes:photo.jpg is the same, for all files
   NAME=text:some words   one string
-  NAME=bytes:photo.jpg   one string: the contents of a file
   NAME=[[1, 2], [3, 4]]  JSON, in the configured datatype; a number, text or truth value is an array of one element
 
 example:
-  python -m pybackend_testing models/add_sub --input 'INPUT0=[1, 2, 3, 4]' --input INPUT1=right.npy
+  python -m pybackend_testing models/add_sub --input 'INPUT0=[1, 2, 3, 4]' --input INPUT1=@right.npy
 
 exit status: 0 if all requests succeeded, 1 if the model failed, 2 if the command, an input or a configuration is bad
 """
@@ -153,15 +154,16 @@ def _input(name: str, value: str) -> Any:
         return [value[len("text:") :]]
     if value.startswith("bytes:"):
         return [_contents(name, value[len("bytes:") :])]
+    path = value[1:] if value.startswith("@") else ""
     if value.endswith(".npy"):
-        return _array(name, value)
+        return _array(name, path or value)
+    if path and not path.endswith(".json"):
+        return [_contents(name, path)]
     try:
-        parsed = json.loads(value)
+        parsed = json.loads(_contents(name, path) if path else value)
     except ValueError:
-        hint = f". There is a file of that name: write bytes:{value} for its contents" if os.path.exists(value) else ""
-        raise _Usage(
-            f"--input {name}={value}: this is neither a .npy file, nor text:..., nor bytes:..., nor JSON{hint}"
-        ) from None
+        hint = f". There is a file of that name: write @{value} for its contents" if os.path.exists(value) else ""
+        raise _Usage(f"--input {name}={value}: this is neither @FILE, nor text:..., nor JSON{hint}") from None
     if parsed is None or isinstance(parsed, dict):
         raise _Usage(f"--input {name}={value}: expected a JSON list, number, text or truth value")
     return parsed if isinstance(parsed, list) else [parsed]
@@ -183,7 +185,7 @@ def _contents(name: str, path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise _Usage(f"--input {name}=bytes:{path}: {error.strerror}") from None
+        raise _Usage(f"--input {name}: cannot read {path}: {error.strerror}") from None
 
 
 def _scalar(text: str) -> Any:

@@ -69,18 +69,25 @@ def _block(page, opening):
     raise AssertionError(f"no code block for {opening}")
 
 
+def _written_code_is_shown(file, shown):
+    """The page leaves lines out, and joins those of a signature."""
+    written = set(file.read_text().splitlines())
+    body = [line for line in shown.splitlines() if line and "def " not in line]
+    assert [line for line in body if line not in written] == []
+
+
 @pytest.fixture(scope="module")
 def documented(demo, tmp_path_factory):
     repository = tmp_path_factory.mktemp("documented")
     start = (ROOT / "docs" / "getting-started.md").read_text()
-    _write_model(
-        repository, "scale", _block(start, "models/scale/config.pbtxt"), _block(start, "models/scale/1/model.py")
-    )
+    command = shlex.split(re.search(r"^\$ (pybackend new scale models)$", start, re.MULTILINE)[1])
+    subprocess.run([sys.executable, "-m", *command[:-1], str(repository)], check=True)
+    _written_code_is_shown(repository / "scale" / "1" / "model.py", _block(start, "models/scale/1/model.py"))
     calling = (ROOT / "docs" / "authors" / "bls.md").read_text()
     _write_model(
         repository,
         "scale_politely",
-        _block(start, "models/scale/config.pbtxt"),
+        (repository / "scale" / "config.pbtxt").read_text(),
         _block(calling, "models/scale_politely/1/model.py"),
     )
     decoupled = (ROOT / "docs" / "authors" / "decoupled.md").read_text()
@@ -201,7 +208,7 @@ def test_clients_of_getting_started_run(documented, capsys):
         code = textwrap.dedent(code).replace("localhost:8000", documented.url)
         code = code.replace("localhost:8001", documented.addresses["GRPCInferenceService"])
         exec(compile(code, "getting-started.md", "exec"), {})
-        assert capsys.readouterr().out.strip() == "[3. 6. 9.]"
+        assert capsys.readouterr().out.strip() == "[[2. 4. 6.]]"
 
 
 def test_model_without_a_configuration_describes_itself(documented):

@@ -206,6 +206,8 @@ def test_values_from_files_and_standard_input(server, infer, tmp_path):
         infer("batched", "--input", f"IN=@{tmp_path}/in.npy").stdout,
         infer("batched", "--input", f"IN=@{tmp_path}/in.json").stdout,
         infer("text", "--input", f"IN=@{tmp_path}/photo.jpg").stdout,
+        infer("text", "--input", f"IN=bytes:{tmp_path}/photo.jpg").stdout,
+        infer("text", 'IN="bytes:photo.jpg"').stdout,
         infer("text", "--input", f"IN=@{tmp_path}/text.npy").stdout,
     ]
     for data in (b"[1, 2, 3]", (tmp_path / "in.npy").read_bytes()):
@@ -215,6 +217,8 @@ def test_values_from_files_and_standard_input(server, infer, tmp_path):
         "OUT  INT64 [2,3]\n  [[1, 2, 3],\n   [4, 5, 6]]",
         "OUT  INT64 [1,3]  [[7, 8, 9]]",
         r"OUT  BYTES [1]  [b'\xff\xd8']",
+        r"OUT  BYTES [1]  [b'\xff\xd8']",
+        'OUT  BYTES [1]  ["bytes:photo.jpg"]',
         'OUT  BYTES [2]  ["ä", "b"]',
         "OUT  INT64 [1,3]  [[1, 2, 3]]",
         "OUT  INT64 [2,3]\n  [[1, 2, 3],\n   [4, 5, 6]]",
@@ -238,6 +242,7 @@ def test_sequences_and_parameters_reach_the_model(infer):
         ["flat", "--input", 'IN=["a"]'],
         ["text", "--input", "IN=[1]"],
         ["flat", "--input", "IN=@no.npy"],
+        ["text", "IN=bytes:no.jpg"],
         ["refuses"],
         ["nobody"],
         ["sqare"],

@@ -1,5 +1,9 @@
-"""Writes the model: probabilities of three classes from four measurements, as a file that any training could export."""
+"""Writes the model: probabilities of three classes from four measurements, as a file that any training could export.
 
+Give a path to write it there, and not into the example's repository.
+"""
+
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +25,8 @@ def main():
         [helper.make_tensor_value_info("PROBABILITIES", TensorProto.FLOAT, ["flowers", 3])],
         [numpy_helper.from_array(WEIGHTS, "weights"), numpy_helper.from_array(BIAS, "bias")],
     )
-    path = Path(__file__).resolve().parent / "model_repository" / "iris_onnx" / "1" / "model.onnx"
+    own = Path(__file__).resolve().parent / "model_repository" / "iris_onnx" / "1" / "model.onnx"
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else own
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
 

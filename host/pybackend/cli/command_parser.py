@@ -74,7 +74,9 @@ class CommandParser(PlainParser):
     def refuse(self, rest: str) -> NoReturn:
         """Raise :class:`UsageError` for a word that is neither a flag nor an expected argument."""
         if not rest.startswith("-"):
-            self.refuse_with(f"Unexpected argument: {rest}")
+            has_place = "--repository" in self._option_string_actions
+            advice = f". Name the directory of models with a flag: --repository={rest}" if has_place else ""
+            self.refuse_with(f"Unexpected argument: {rest}{advice}")
         name = rest.partition("=")[0]
         similar = closest(name, self._option_string_actions)
         advice = f"Did you mean {similar}?" if similar else f"`{self.prog} --help` lists the flags"

@@ -190,11 +190,9 @@ def _tls(given: argparse.Namespace, service: str) -> TlsSettings | None:
     return TlsSettings(certificate, key, root, mutual)
 
 
-def _cors(given: argparse.Namespace) -> CorsSettings | None:
-    if not given.http_cors_origin:
-        if given.http_cors_credentials:
-            raise SettingError("--http-cors-credentials needs --http-cors-origin, which names the pages.")
-        return None
+def _cors(given: argparse.Namespace) -> CorsSettings:
+    if given.http_cors_credentials and not given.http_cors_origin:
+        raise SettingError("--http-cors-credentials needs --http-cors-origin, which names the pages.")
     if given.http_cors_credentials and "*" in given.http_cors_origin:
         raise SettingError(
             "--http-cors-credentials with --http-cors-origin=* would let every web page act for the user: name the "

@@ -15,7 +15,7 @@ from pybackend.flag import FALSE, TRUE, boolean, integer
 from pybackend.observability.log_lines import LogFormat
 from pybackend.plugins import STORAGE
 from pybackend.repository.remote import is_url
-from pybackend.settings import ApiGroup, KeyExemption, ModelControlMode, Restriction, usual_front_ends
+from pybackend.settings import ApiGroup, KeyExemption, ModelControlMode, Restriction, is_origin, usual_front_ends
 
 FOREVER_MS = 2**31 - 1
 """The number of milliseconds that means no limit, as in gRPC."""
@@ -29,7 +29,6 @@ _RATE_LIMIT_MODES = ("off", "execution_count")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _METADATA_NAME = re.compile(r"[0-9a-z_.-]+")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 _POOL = re.compile(r"\d+:\d+")
 
 
@@ -220,9 +219,14 @@ def pattern(text: str) -> str:
 def origin(text: str) -> str:
     """Parse the origin of web pages, or ``*``."""
     found = text.lower()
-    if found == "*" or _ORIGIN.fullmatch(found):
+    if found == "*" or is_origin(found):
         return found
-    if _ORIGIN.fullmatch(found.rstrip("/")):
+    if found == "null":
+        raise argparse.ArgumentTypeError(
+            "Got null, which is the origin of every page opened from disk: serve the page with `python -m http.server 3000` and "
+            "allow http://localhost:3000, or allow all pages with *"
+        )
+    if is_origin(found.rstrip("/")):
         raise argparse.ArgumentTypeError(f"Got {text}, but an origin ends without a slash: write {found.rstrip('/')}")
     raise argparse.ArgumentTypeError(
         f"Got {text}, expected * or an origin as browsers send it: https://example.org or http://localhost:3000"

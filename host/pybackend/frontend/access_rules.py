@@ -42,8 +42,7 @@ class AccessRules:
         self._refusals = refusals
         self._exempt = frozenset[KeyExemption]() if own_keys is None else own_keys.exempt
         self.keys = keys if is_handed or own_keys is None else ApiKeys(own_keys.file)
-        # the web pages that may call the HTTP port; None if only its origin may
-        self.cors = None if http.cors is None else Cors(http.cors)
+        self.cors = Cors(http.cors)  # the web pages that may call the HTTP port
         # headers of HTTP requests that models see; None for none
         self.http_forwards = _forwards(http.forwarded_headers)
 

@@ -158,7 +158,9 @@ def _name_expected(match: re.Match[str], place: TextPosition, _pool: Any) -> str
     found, brackets = match[1], place.open_brackets()
     if found in {"}", "]"}:
         return _stray(found, place)
-    if found == "{" and not brackets:
+    if found == "{" and brackets:
+        return f"; {brackets[-1]} is still open"
+    if found == "{":
         return '; this is not JSON: leave out the outermost braces and the quotes of names, as in backend: "python"'
     if found == "/":
         return "; comments begin with #"

@@ -37,7 +37,7 @@ values of inputs:
   NAME=@FILE.csv          rows of numbers, below a line of headings or not
   NAME=-                  JSON or an array from standard input
   NAME=some words         text, for an input of type BYTES
-  NAME=@photo.jpg         a file's contents as one element, for an input of type BYTES
+  NAME=@photo.jpg         a file's contents as one element, for an input of type BYTES; bytes:photo.jpg is the same
 
 Values get the type and the shape that the model wants: a batch dimension is added, and a flat list is divided, if the
 result is certain. Otherwise an error names both shapes.

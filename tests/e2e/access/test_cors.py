@@ -115,3 +115,28 @@ def test_off_by_default(repository):
         reply = connection.reply()
         assert (reply.status, cors_fields(reply)) == (405, {})
         assert cors_fields(server.infer("identity", BODY, {"Origin": OTHER})) == {}
+
+
+def test_the_log_names_the_flag_for_a_page_that_is_refused(repository):
+    """Once for each page, and not for the server's own."""
+    with serving(repository) as server:
+        own = f"http://127.0.0.1:{server.port}"
+        for origin in (own, OTHER, "null", OTHER, "null", "moz-extension:x"):
+            assert server.infer("identity", BODY, {"Origin": origin}).status == 200
+        server.request("OPTIONS", INFER, headers={"Origin": PAGE, **PREFLIGHT})
+        server.wait_for(f"--http-cors-origin={PAGE} ")
+        said = [line for line in server.output.splitlines() if "web page" in line]
+    assert ["python -m http.server 3000" in line for line in said] == [False, True, False]
+    assert f"--http-cors-origin={OTHER} " in said[0]
+    assert "--http-cors-origin=http://localhost:3000 " in said[1]
+
+
+def test_the_log_names_pages_beside_the_allowed_ones(repository):
+    with serving(repository, flags=(f"--http-cors-origin={PAGE}",)) as server:
+        for number in range(200):
+            server.request("GET", "/v2", headers={"Origin": PAGE})
+            server.request("GET", "/v2", headers={"Origin": f"https://{number}.example.com"})
+        server.wait_for("further web pages")
+        said = [line for line in server.output.splitlines() if "web page" in line]
+    assert f"--http-cors-origin={PAGE} " not in "".join(said)
+    assert len(said) == 65

@@ -78,15 +78,24 @@ def test_values_of_inputs(run, datatype, value, shown):
     assert f"OUT: {shown}\n" in out
 
 
-def test_a_file_as_a_string(run, tmp_path):
+@pytest.mark.parametrize("form", ["bytes:", "@"])
+def test_a_file_as_a_string(run, tmp_path, form):
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8")
     status, out, _ = run(
-        "--input", f"IN=bytes:{tmp_path / 'photo.jpg'}", "--output", f"OUT={tmp_path / 'o.npy'}",
+        "--input", f"IN={form}{tmp_path / 'photo.jpg'}", "--output", f"OUT={tmp_path / 'o.npy'}",
         config=configuration("STRING 1", "STRING 1"),
     )  # fmt: skip
     assert status == 0
     assert r"OUT: BYTES [1] [b'\xff\xd8']" in out
     assert np.load(tmp_path / "o.npy").tolist() == [b"\xff\xd8"]
+
+
+def test_values_from_files(run, tmp_path):
+    np.save(tmp_path / "in.npy", np.array([1.5], np.float32))
+    (tmp_path / "in.json").write_text("[2.5]")
+    for file, shown in (("in.npy", "[1.5]"), ("in.json", "[2.5]")):
+        _, out, _ = run("--input", f"IN=@{tmp_path / file}")
+        assert f"OUT: float32 [1] {shown}\n" in out
 
 
 def test_many_requests(run):
@@ -178,6 +187,8 @@ def test_an_output_that_is_not_as_configured(run):
         ("--input", "IN=words"),
         ("--input", "IN={}"),
         ("--input", "IN=bytes:no"),
+        ("--input", "IN=@no.jpg"),
+        ("--input", "IN=@no.npy"),
         ("--input", "IN=[1, [2]]"),
         ("--input", "IN=1", "--output", "X=f.npy"),
         ("--input", "IN=1", "--output", "OUT=/no/dir/f.npy"),
@@ -208,7 +219,7 @@ def test_files_that_are_no_arrays(run, tmp_path):
 def test_a_file_that_was_meant_as_bytes(run, tmp_path):
     (tmp_path / "photo.jpg").write_bytes(b"\xff")
     _, _, err = run("--input", f"IN={tmp_path / 'photo.jpg'}")
-    assert f"There is a file of that name: write bytes:{tmp_path / 'photo.jpg'} for its contents" in err
+    assert f"There is a file of that name: write @{tmp_path / 'photo.jpg'} for its contents" in err
 
 
 @pytest.mark.parametrize("arguments", [["--requests", "0"], ["--requests", "x"], ["--nothing"]])

@@ -176,7 +176,7 @@ class HttpPort(AnsweringPort["HttpConnection"]):
         self.client_memory = client_memory
         self.request_log = RequestLog() if request_log is None else request_log
         self.guard = guard  # refuses requests by their heads; None if all may pass
-        self.cors = cors  # the rule for web pages of other origins; None if there is none
+        self.cors = cors  # the rule for web pages of other origins; None if no page calls
         # begins a request if these bytes start with a head that is remembered, and returns the bytes behind the head
         # or, for a whole request, none; returns its argument itself if the head is not known. None on ports that
         # remember nothing.
@@ -294,7 +294,8 @@ class HttpConnection(asyncio.Protocol):
         """Decide who reads and answers a request."""
         port, writer = self.port, self.writer
         writer.keep_alive, writer.is_1_0 = head.keep_alive, head.version == "1.0"
-        writer.cors_fields = b"" if port.cors is None else port.cors.answer_fields(head.headers)
+        fields = b"" if port.cors is None or head.origin is None else port.cors.answer_fields(head.origin, head.host)
+        writer.cors_fields = fields
         if port.request_log.on:
             self.record = port.request_log.begin("http", self.address, head.method, head.target, head.content_length)
         if port.guard is not None:

@@ -17,7 +17,7 @@ _HOST = re.compile(rb"[ \t]*([A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+(%25[A
 """``uri-host [ ":" port ]`` of RFC 9110; empty for targets without an authority."""
 
 
-_FIELDS = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect"})
+_FIELDS = frozenset({b"host", b"origin", b"content-length", b"transfer-encoding", b"expect"})
 
 
 def values_of(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) -> dict[bytes, list[bytes]]:
@@ -49,6 +49,8 @@ class RequestHead:
         content_length: size of the body, 0 if it is chunked.
         keep_alive: the client wants to send further requests.
         expects_continue: the client waits for ``100 Continue`` before it sends the body.
+        host: the field Host; empty if there is none.
+        origin: of the web page that calls; None if the request names none, or several.
         raw: the head's bytes, if they arrived in one piece; else empty.
     """
 
@@ -111,6 +113,9 @@ class RequestHead:
             raise _invalid(f"it has {len(hosts)} fields Host, and needs one (RFC 9112, section 3.2)")
         if hosts and not _HOST.fullmatch(hosts[0]):
             raise _invalid("its field Host is no name or address with an optional port (RFC 9112, section 3.2)")
+        self.host = hosts[0].strip(b" \t") if hosts else b""
+        origins = found.get(b"origin", ())
+        self.origin = origins[0].strip(b" \t") if len(origins) == 1 else None
         self.chunked = bool(codings)
         if not codings:
             return

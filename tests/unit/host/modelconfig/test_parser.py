@@ -141,6 +141,8 @@ TEXT_ERRORS = [
     "inputs { dims: 1 }",
     "max_batch: 8",
     "a" * 500 + ": 1",
+    'input [\n  { name: "A" dims: [ 1 ],\n  { name: "B" dims: [ 1 ] }\n]',
+    'parameters { key: "a" value { { string_value: "b" } } }',
 ]
 
 

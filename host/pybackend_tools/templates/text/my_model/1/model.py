@@ -1,4 +1,4 @@
-"""Labels texts as positive or negative: texts to numbers, a model, numbers to texts."""
+"""Labels texts as positive or negative: texts, a model, numbers, labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LABELS = ("negative", "positive")
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        """Runs once, before the first request: load a tokenizer and weights here."""
+        """Runs once, before the first request: load your own model here."""
         # Files of a model lie beside its code, or in directories below.
         weights = Path(pb_utils.get_model_dir(), "weights.json").read_text()
         self.weights: dict[str, float] = json.loads(weights)
@@ -37,7 +37,7 @@ class TritonPythonModel:
                 pb_utils.TritonError.INVALID_ARG,
             )
             return pb_utils.InferenceResponse(error=error)
-        positive = self.predict([self.tokenize(text) for text in texts])
+        positive = self.predict(texts)
         chosen = (positive >= 0.5).astype(int)
         # An array of str needs the dtype object.
         labels = np.array([[LABELS[place]] for place in chosen], np.object_)
@@ -48,11 +48,12 @@ class TritonPythonModel:
         ]
         return pb_utils.InferenceResponse(outputs)
 
-    def tokenize(self, text: str) -> list[str]:
-        """Put your own tokenizer here."""
-        return re.findall(r"\w+", text.lower())
+    def predict(self, texts: list[str]) -> np.ndarray:
+        """Put your own model here: how positive each text of the batch is, 0 to 1.
 
-    def predict(self, batch: list[list[str]]) -> np.ndarray:
-        """Put your own model here: how positive each text of the batch is, 0 to 1."""
+        A pipeline of scikit-learn takes the texts as they are:
+        ``return self.pipeline.predict_proba(texts)[:, 1]``.
+        """
+        batch = [re.findall(r"\w+", text.lower()) for text in texts]
         sums = [sum(self.weights.get(word, 0) for word in words) for words in batch]
         return 1 / (1 + np.exp(-np.array(sums, np.float64)))
