@@ -168,11 +168,19 @@ class Connection:
 
     ``url``: such as ``http://localhost:8000`` or ``unix:/run/server.sock``; ``http://`` may be left out. ``timeout_s``:
     how long to wait for the connection, and then for each part of a response. ``advice``: for the error if no server
-    answers.
+    answers. ``flag``: the one that names the URL, for the error if something else answers.
     """
 
-    def __init__(self, url: str, timeout_s: float, advice: str = START_ADVICE, access: Access | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float,
+        advice: str = START_ADVICE,
+        access: Access | None = None,
+        flag: str = "--url",
+    ) -> None:
         self._advice = advice
+        self._flag = flag
         self._timeout_s = timeout_s
         self._access = Access() if access is None else access
         try:
@@ -282,10 +290,10 @@ class Connection:
         if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
             return ServerError(
                 f"the program at {self.url} does not answer in HTTP/1: is that the server's port for HTTP? By default it is 8000; "
-                "8001 is for gRPC. --url names another one"
+                f"8001 is for gRPC. {self._flag} names another one"
             )
         return ServerError(
-            f"{self.url} did not complete its response: {error}. Its log may say why; is --url the port for HTTP?"
+            f"{self.url} did not complete its response: {error}. Its log may say why; is {self._flag} the port for HTTP?"
         )
 
     def _error_text(self, body: bytes, status: int) -> str:
@@ -303,7 +311,7 @@ class Connection:
     def _no_such_server(self, status: int) -> ServerError:
         return ServerError(
             f"the program at {self.url} is no server of the v2 protocol: it answered with status {status} and a body "
-            "that the protocol does not know. --url names another one"
+            f"that the protocol does not know. {self._flag} names another one"
         )
 
 
