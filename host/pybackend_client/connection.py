@@ -98,6 +98,8 @@ _READ_BYTES = 1024 * 1024
 _JSON = {"Content-Type": "application/json"}
 _PORTS = {"http": 80, "https": 443}
 _LOCAL = "unix:"
+_RESTRICTED = "This API is restricted, expecting header"
+_BIND_TOKEN = "triton-access-token"  # noqa: S105  the name of the header
 
 START_ADVICE = (
     "Start a server with `pybackend serve DIRECTORY`, name another one with --url, or serve the model for this one "
@@ -234,8 +236,8 @@ class Connection:
         finally:
             connection.close()
         if response.status != 200:
-            advice = " (--api-key-file=FILE sends the key in a file)" if response.status == 401 else ""
-            raise InferenceError(f"{self._error_text(reply.body, response.status)}{advice}")
+            text = self._error_text(reply.body, response.status)
+            raise InferenceError(f"{text}{_access_advice(text, response.status)}")
         return reply
 
     def _body(self, response: http.client.HTTPResponse) -> bytes:
@@ -313,6 +315,17 @@ class Connection:
             f"the program at {self.url} is no server of the v2 protocol: it answered with status {status} and a body "
             f"that the protocol does not know. {self._flag} names another one"
         )
+
+
+def _access_advice(text: str, status: int) -> str:
+    """How a command sends what the server wants."""
+    if status == 401:
+        return " (--api-key-file=FILE sends the key in a file)"
+    if not text.startswith(_RESTRICTED):
+        return ""
+    if _BIND_TOKEN not in text:
+        return " (--header=NAME=VALUE sends it)"
+    return f" (--header={_BIND_TOKEN}=TOKEN sends it; in the program that serves its functions, triton.get_access_token() has it)"
 
 
 def model_path(model: str, version: str) -> str:
