@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.errors import PybackendError
-from pybackend_client.connection import START_ADVICE, Access, Connection, read_key
+from pybackend_client.connection import START_ADVICE, Connection, Credentials, read_key
 
 DEFAULT_URL = "http://localhost:8000"
 _USUAL_PORTS = {"grpc": 8001, "metrics": 8002}
@@ -54,7 +54,7 @@ def add_connection_flags(parser: CommandParser, default_timeout_s: float) -> Non
     add("--insecure", action="store_true", help="accept any certificate of the server")
 
 
-def access_of(given: argparse.Namespace, parser: CommandParser) -> Access:
+def access_of(given: argparse.Namespace, parser: CommandParser) -> Credentials:
     """The headers and certificates that the flags select.
 
     Raises UsageError if a header has another form, and ServerError if the file with the key cannot be read.
@@ -67,7 +67,7 @@ def access_of(given: argparse.Namespace, parser: CommandParser) -> Access:
     key = os.environ.get(_KEY, "").strip() if given.api_key_file is None else read_key(given.api_key_file)
     if key:
         headers["Authorization"] = f"Bearer {key}"
-    return Access(headers, given.root_cert, given.client_cert, given.client_key, verify=not given.insecure)
+    return Credentials(headers, given.root_cert, given.client_cert, given.client_key, verify=not given.insecure)
 
 
 def connection_of(given: argparse.Namespace, parser: CommandParser, advice: str = START_ADVICE) -> Connection:

@@ -46,7 +46,7 @@ class TensorBudget:
         """Have an arena give back what it does not use when others need it."""
         self._arenas.add(arena)
 
-    def has_room(self, nbytes: int) -> bool:
+    def make_room(self, nbytes: int) -> bool:
         """Whether so many bytes more may be taken, if need be after memory was given back that is only kept warm."""
         if self.used_bytes + nbytes > self.limit_bytes:
             for arena in self._arenas:
@@ -267,11 +267,11 @@ class TensorArena:
         if nbytes > self._limit_bytes:
             raise self._too_large(nbytes)
         size = growth_bytes(nbytes, present_bytes, MOST_ADDRESSES_BYTES)
-        if not self._has_room(size):
+        if not self._make_room(size):
             size = whole_pages(nbytes)
-        if not self._has_room(size):
+        if not self._make_room(size):
             raise self._full(nbytes, self.used_bytes)
-        if not self.budget.has_room(size):
+        if not self.budget.make_room(size):
             raise self._all_full(nbytes)
         segment = self._lent_segment(size, nbytes)
         self._lent_bytes += segment.size_bytes
@@ -284,7 +284,7 @@ class TensorArena:
         budget = self.budget
         return self.total_bytes > self._limit_bytes // 2 or budget.used_bytes > budget.limit_bytes // 2
 
-    def _has_room(self, nbytes: int) -> bool:
+    def _make_room(self, nbytes: int) -> bool:
         if self.total_bytes + nbytes > self._limit_bytes:
             self.give_back_unused()
         return self.total_bytes + nbytes <= self._limit_bytes
@@ -325,7 +325,7 @@ class TensorArena:
             if self.total_bytes + more > self._limit_bytes:
                 others_bytes = self.used_bytes - chunk.blocks.block_bytes(lease.offset)
                 raise self._full(lease.nbytes, others_bytes)
-        if not self.budget.has_room(more):
+        if not self.budget.make_room(more):
             raise self._all_full(lease.nbytes)
         chunk.fill(missing)
 
@@ -397,7 +397,7 @@ class TensorArena:
             segment.close()
             segment = new_segment(growth_bytes(nbytes, present, self._limit_bytes), nbytes)
         # Unsealed memory is allocated up front.
-        if not segment.sealed and not self.budget.has_room(segment.size_bytes):
+        if not segment.sealed and not self.budget.make_room(segment.size_bytes):
             segment.close()
             raise self._all_full(nbytes)
         chunk = self._chunks[segment.number] = _Chunk(segment, self.budget)
