@@ -331,6 +331,13 @@ class Triton:
                 raise
             where = " and ".join(f"{kind.upper()} {address}" for kind, address in self.addresses.items() if address)
             log.info("%d functions of this process are served at %s; they are not confined", len(self._bound), where)
+            if self._security.variables() and self.addresses["http"]:
+                log.info(
+                    "`pybackend status --url=%s --header=%s=TOKEN` looks at the server, and so do top and stack: TOKEN is what "
+                    "triton.get_access_token() returns",
+                    self.addresses["http"],
+                    TOKEN_HEADER,
+                )
 
     connect = run
 

@@ -98,6 +98,8 @@ _READ_BYTES = 1024 * 1024
 _JSON = {"Content-Type": "application/json"}
 _PORTS = {"http": 80, "https": 443}
 _LOCAL = "unix:"
+_RESTRICTED = "This API is restricted, expecting header"
+_BIND_TOKEN = "triton-access-token"  # noqa: S105  the name of the header
 
 START_ADVICE = (
     "Start a server with `pybackend serve DIRECTORY`, name another one with --url, or serve the model for this one "
@@ -168,13 +170,19 @@ class Connection:
 
     ``url``: such as ``http://localhost:8000`` or ``unix:/run/server.sock``; ``http://`` may be left out. ``timeout_s``:
     how long to wait for the connection, and then for each part of a response. ``advice``: for the error if no server
-    answers.
+    answers. ``flag``: the one that names the URL, for the error if something else answers.
     """
 
     def __init__(
-        self, url: str, timeout_s: float, advice: str = START_ADVICE, access: Credentials | None = None
+        self,
+        url: str,
+        timeout_s: float,
+        advice: str = START_ADVICE,
+        access: Credentials | None = None,
+        flag: str = "--url",
     ) -> None:
         self._advice = advice
+        self._flag = flag
         self._timeout_s = timeout_s
         self._access = Credentials() if access is None else access
         try:
@@ -228,8 +236,8 @@ class Connection:
         finally:
             connection.close()
         if response.status != 200:
-            advice = " (--api-key-file=FILE sends the key in a file)" if response.status == 401 else ""
-            raise InferenceError(f"{self._error_text(reply.body, response.status)}{advice}")
+            text = self._error_text(reply.body, response.status)
+            raise InferenceError(f"{text}{_access_advice(text, response.status)}")
         return reply
 
     def _body(self, response: http.client.HTTPResponse) -> bytes:
@@ -284,10 +292,10 @@ class Connection:
         if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
             return ServerError(
                 f"the program at {self.url} does not answer in HTTP/1: is that the server's port for HTTP? By default it is 8000; "
-                "8001 is for gRPC. --url names another one"
+                f"8001 is for gRPC. {self._flag} names another one"
             )
         return ServerError(
-            f"{self.url} did not complete its response: {error}. Its log may say why; is --url the port for HTTP?"
+            f"{self.url} did not complete its response: {error}. Its log may say why; is {self._flag} the port for HTTP?"
         )
 
     def _error_text(self, body: bytes, status: int) -> str:
@@ -305,8 +313,19 @@ class Connection:
     def _no_such_server(self, status: int) -> ServerError:
         return ServerError(
             f"the program at {self.url} is no server of the v2 protocol: it answered with status {status} and a body "
-            "that the protocol does not know. --url names another one"
+            f"that the protocol does not know. {self._flag} names another one"
         )
+
+
+def _access_advice(text: str, status: int) -> str:
+    """How a command sends what the server wants."""
+    if status == 401:
+        return " (--api-key-file=FILE sends the key in a file)"
+    if not text.startswith(_RESTRICTED):
+        return ""
+    if _BIND_TOKEN not in text:
+        return " (--header=NAME=VALUE sends it)"
+    return f" (--header={_BIND_TOKEN}=TOKEN sends it; in the program that serves its functions, triton.get_access_token() has it)"
 
 
 def model_path(model: str, version: str) -> str:

@@ -157,6 +157,8 @@ class Source:
             return _parsed(self.metrics.get_bytes("/metrics").decode("utf-8", "replace"))
         except (PybackendError, ValueError) as error:
             self.trouble = str(error)
+            if isinstance(error, InferenceError) and self.trouble.startswith("Not Found"):
+                self.trouble = f"{self.metrics.url} is not the server's port for metrics: --metrics-url=URL names it"
             return _Metrics()
 
 

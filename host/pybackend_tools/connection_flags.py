@@ -3,15 +3,18 @@
 import argparse
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from pybackend.cli.command_parser import CommandParser
+from pybackend.errors import PybackendError
 from pybackend_client.connection import START_ADVICE, Connection, Credentials, read_key
 
 DEFAULT_URL = "http://localhost:8000"
-METRICS_PORT = 8002
+_USUAL_PORTS = {"grpc": 8001, "metrics": 8002}
 
 _URL, _KEY = "PYBACKEND_URL", "PYBACKEND_API_KEY"
 """Environment variables."""
@@ -81,14 +84,35 @@ def _is_header(name: str, value: str) -> bool:
     )
 
 
-def metrics_url(given: argparse.Namespace) -> str:
-    """The place of the metrics: as ``--metrics-url`` says, or beside that of ``--url``."""
-    if given.metrics_url is not None:
-        return str(given.metrics_url)
-    return f"http://{host_of(given.url)}:{METRICS_PORT}"
+def told_ports(server: Connection) -> dict[str, str]:
+    """``host:port`` of ``grpc`` and ``metrics``: as the server says, else where they usually are.
+
+    It is empty for metrics that have no port; for gRPC it is always a place that programs can show.
+    """
+    host = _host_of(server.url)
+    usual = {name: f"{host}:{port}" for name, port in _USUAL_PORTS.items()}
+    told = {}
+    with suppress(PybackendError, KeyError, TypeError):  # it does not tell everybody
+        told = server.get("/v2/diagnostics/settings")["addresses"]
+    found = {name: _reachable(host, address) for name, address in told.items()} or usual
+    return {**found, "grpc": found["grpc"] or usual["grpc"]}
 
 
-def host_of(url: str) -> str:
+def metrics_place(url: str) -> str:
+    """The URL of a port for metrics, which may be given with the path of the page, as Prometheus has it."""
+    return url.rstrip("/").removesuffix("/metrics")
+
+
+def _reachable(host: str, address: str) -> str:
+    """An address of a server as clients of ``host`` reach it."""
+    name, _, port = address.rpartition(":")
+    with suppress(ValueError):
+        if ip_address(name.strip("[]")).is_unspecified:
+            return f"{host}:{port}"
+    return address
+
+
+def _host_of(url: str) -> str:
     """The host of a server's URL, as URLs write it."""
     host = urlsplit(url if "://" in url else f"http://{url}").hostname
     host = "localhost" if url.startswith("unix:") or not host else host

@@ -49,8 +49,12 @@ class ErrorLog:
 
     def format(self, error: BaseException) -> str:
         """Format an error with its location for clients, leaving out the stub's own frames."""
-        _explain_refusal(error)
-        return format_exception(error, _HIDDEN)
+        is_refused = _explain_refusal(error)
+        text = format_exception(error, _HIDDEN)
+        if not is_refused:
+            return text
+        head, gap, places = text.partition("\n\nAt:\n")
+        return f"{head} (the model's sandbox refused this: the server's log says how to allow it){gap}{places}"
 
     def write(self, text: str, error: BaseException, execution: int, ids: "Sequence[str]") -> None:
         """Write one failed execution.
@@ -153,6 +157,8 @@ def _who(execution: int, ids: "Sequence[str]") -> str:
 
 _REFUSED = (errno.EACCES, errno.EPERM)
 
+_PERMISSIONS = "File permissions refuse it, not the sandbox"
+
 _STARTING = ("fork", "_fork_exec", "_execute_child", "_posix_spawn", "posix_spawn", "_launch", "system", "popen")
 """Functions that start processes."""
 
@@ -164,6 +170,7 @@ _SOCKETS = ("socket.py", "socketserver.py")
 
 _explained: "Set[str]" = set()
 _instance: "Optional[str]" = None
+_configuration = "{}"
 
 
 def explain_refusals(instance_name: str) -> None:
@@ -172,16 +179,25 @@ def explain_refusals(instance_name: str) -> None:
     _instance = instance_name
 
 
-def _explain_refusal(error: BaseException) -> None:
-    """Log a hint if the sandbox caused this error in the model's code."""
+def know_configuration(model_config: str) -> None:
+    """Hints repeat nothing that this configuration sets."""
+    global _configuration
+    _configuration = model_config
+
+
+def _explain_refusal(error: BaseException) -> bool:
+    """Log a hint if the sandbox caused this error in the model's code; return whether it refused a call."""
     if _instance is None:
-        return
+        return False
+    is_refused = False
     for each in _chain(error):
         hint = _hint(each)
+        is_refused |= bool(hint) and getattr(each, "errno", 0) in _REFUSED and not hint.startswith(_PERMISSIONS)
         if hint and hint not in _explained:
             _explained.add(hint)
             Logger.log_warn(f"sandbox of '{_instance}': {each}. {hint}")
-            return
+            break
+    return is_refused
 
 
 def _chain(error: BaseException) -> "Iterator[BaseException]":
@@ -235,12 +251,18 @@ def _about_file(path: str, *, makes_directory: bool) -> str:
     user = f"user {os.geteuid()}"
     for way in reversed(list(_parents(path))):
         if not os.access(way, os.X_OK) and os.path.lexists(way):
-            return f"File permissions refuse it, not the sandbox: {user} cannot enter {way}. Its owner can open it: `chmod o+x {way}`"
+            return f"{_PERMISSIONS}: {user} cannot enter {way}. Its owner can open it: `chmod o+x {way}`"
     known = path if os.path.lexists(path) else os.path.dirname(path)
     if not os.access(known, os.R_OK):
-        return f"File permissions refuse it, not the sandbox: {user} cannot read {known}. Its owner can open it: `chmod o+r {known}`"
+        return f"{_PERMISSIONS}: {user} cannot read {known}. Its owner can open it: `chmod o+r {known}`"
+    place = os.path.realpath(path if makes_directory else known)
+    missed = next((each for each in _named_for_writing() if known != path and _is_one_in_other(place, each)), "")
+    if missed:
+        return (
+            f"SANDBOX_WRITE in the model's parameters names {missed}, which did not exist when the model was loaded: "
+            "create the directory first, and load the model again"
+        )
     if known != path and os.access(known, os.W_OK):
-        place = os.path.realpath(path if makes_directory else known)
         return f'Set SANDBOX_WRITE to "{place}" in the model\'s parameters to let it write there'
     if os.access(known, os.W_OK):
         return "Set SANDBOX_READ in the model's parameters to let it read that path, SANDBOX_WRITE to let it change it"
@@ -248,6 +270,18 @@ def _about_file(path: str, *, makes_directory: bool) -> str:
         "Set SANDBOX_READ in the model's parameters to let it read that path. "
         f"File permissions keep {user} from changing {known}, whatever the parameters say"
     )
+
+
+def _named_for_writing() -> "List[str]":
+    import json  # only refusals need it
+
+    named = json.loads(_configuration).get("parameters", {}).get("SANDBOX_WRITE", {}).get("string_value", "")
+    return [os.path.realpath(each) for each in named.split(":") if os.path.isabs(each)]
+
+
+def _is_one_in_other(one: str, other: str) -> bool:
+    shorter, longer = sorted((one, other), key=len)
+    return os.path.join(longer, "").startswith(os.path.join(shorter, ""))
 
 
 def _parents(path: str) -> "Iterator[str]":

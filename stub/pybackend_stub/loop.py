@@ -10,7 +10,14 @@ import numpy as np
 from pybackend_sdk.model_loader import import_model
 from pybackend_sdk.runtime import bind_runtime
 from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
-from pybackend_stub.error_log import BUNDLE, ErrorLog, explain_refusals, keep_sources, write_load_error
+from pybackend_stub.error_log import (
+    BUNDLE,
+    ErrorLog,
+    explain_refusals,
+    keep_sources,
+    know_configuration,
+    write_load_error,
+)
 from pybackend_stub.forks import ForkRelay
 from pybackend_stub.imports import when_imported
 from pybackend_stub.instance import ModelInstance
@@ -168,6 +175,7 @@ class StubLoop:
 
     def _initialize(self, plan: Initialize) -> bool:
         self._expect_forks()
+        know_configuration(plan.args.get("model_config", "{}"))
         try:
             has_is_ready = self._instance.initialize(plan)
             keep_sources(self._version_directory, _LAST_SHARED)

@@ -116,6 +116,49 @@ def test_the_pod_runs_the_flags_that_were_given(repository):
     assert (settings.sandbox.level, settings.strict_readiness) == ("strict", False)
 
 
+TLS = ("--http-use-ssl=true", "--http-server-cert=/tls/c", "--http-server-key=/tls/k")
+
+
+@pytest.mark.parametrize(
+    ("flags", "way_out"),
+    [
+        (("--api-key-file=/keys/keys",), "add health to --api-key-exempt"),
+        (("--api-key-file=/keys/keys", "--api-key-exempt=health"), "--secret-mount NAME=/keys"),
+        (TLS, "--secret-mount NAME=/tls"),
+        ((*TLS, "--http-use-ssl-mutual=true"), "without --http-use-ssl-mutual"),
+        (("--http-address=127.0.0.1",), "--http-address=127.0.0.1: leave it out"),
+        (("--grpc-address=127.0.0.1",), "--grpc-address=127.0.0.1: leave it out"),
+        (("--allow-http=false",), "serve it with --allow-http=true"),
+        (("--http-restricted-api=health:k=v",), "take health out of --http-restricted-api"),
+    ],
+)
+def test_flags_with_which_no_pod_would_become_ready_are_refused(repository, flags, way_out):
+    ended = export(repository, "--", *flags)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert way_out in ended.stderr
+
+
+def test_mounted_secrets_hold_the_keys_and_certificates_and_probes_use_tls(repository):
+    mounts = ("--secret-mount=ocr.keys=/keys", "--secret-mount=ocr-tls=/tls")
+    keys = ("--api-key-file=/keys/keys", "--api-key-exempt=health")
+    document = only(documents_of(repository, *mounts, "--", *TLS, *keys), "Deployment")
+    kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+    pod = document["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    probes = [container[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")]
+    assert [each["scheme"] for each in probes] == ["HTTPS"] * 3
+    secrets = {each["name"]: each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each}
+    mounted = {secrets.get(each["name"]): each["mountPath"] for each in container["volumeMounts"]}
+    assert (mounted["ocr.keys"], mounted["ocr-tls"]) == ("/keys", "/tls")
+
+
+def test_a_server_without_metrics_has_no_port_for_them(repository):
+    text = export(repository, "--", "--allow-metrics=false").stdout
+    assert "8000" in text
+    for word in ("8002", "prometheus.io", "port: metrics", "name: metrics"):
+        assert word not in text
+
+
 def test_models_in_cloud_storage_need_no_volume():
     deployment = only(documents_of("s3://bucket/models", "--credentials=keys"), "Deployment")
     pod = deployment["spec"]["template"]["spec"]

@@ -16,6 +16,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from pybackend.cli.commands import run
 from pybackend_bind.client import DecoupledModelClient, ModelClient, PyTritonClientInferenceServerError
 from pybackend_bind.decorators import (
     batch,
@@ -541,15 +542,26 @@ def refusals(triton: Triton, **headers: str) -> list[str]:
     return found
 
 
-def test_a_token_restricts_what_does_not_serve_models() -> None:
+def test_a_token_restricts_what_does_not_serve_models(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = ("triton-access-token", "triton-grpc-protocol-triton-access-token")
     refused = [
         f"This API is restricted, expecting header '{names[0]}'",
         f"This protocol is restricted, expecting header '{names[1]}'",
     ]
+    caplog.set_level(logging.INFO)
     with Triton(config=TritonConfig(**FREE)) as triton:
         triton.bind("own", batch(lambda x: {"y": x}), VECTOR, RESULT)
         token = triton.get_access_token()
+        url = f"--url={triton.addresses['http']}"
+        assert f"`pybackend status {url} --header=triton-access-token=TOKEN` looks at the server" in caplog.text
+        for command in ("status", "top"):
+            assert run([command, url]) == 1
+            told = capsys.readouterr().err
+            assert "(--header=triton-access-token=TOKEN sends it; in the program" in told
+            assert "triton.get_access_token() has it)" in told
+        assert run(["status", url, f"--header=triton-access-token={token}"]) == 0
         assert refusals(triton) == refused
         assert refusals(triton, **dict.fromkeys(names, f"{token}x")) == refused
         assert refusals(triton, **dict.fromkeys(names, token)) == []

@@ -222,6 +222,21 @@ def test_the_hint_works_at_the_first_try(place):
     assert (kept / "deep" / "file").exists()
 
 
+def test_the_hint_repeats_nothing_that_is_set(place):
+    """A directory that could not be created at load has to be created first; the client hears of the sandbox."""
+    if place.is_root:
+        place.home.chmod(0o777)
+    kept, link = place.home / "kept", place.home / "link"
+    link.symlink_to(place.home)
+    write_laboratory(place.base / "models", "first", parameters(SANDBOX_WRITE=f"{link}/kept"))
+    with place.server() as server:
+        server.wait_for(r"SANDBOX_WRITE names .*/link/kept, which does not exist and cannot be")
+        reply = laboratory(server, "first")(f"os.makedirs({str(kept)!r})\nreturn out(OUT=text('x'))")
+        assert "(the model's sandbox refused this: the server's log says how to allow it)" in reply.error
+        server.wait_for(rf"sandbox of 'first_0[^']*': .* names {kept}, which did not exist .*: create the directory")
+        assert "Set SANDBOX_WRITE to" not in server.output
+
+
 def test_a_user_site_of_the_servers_python_stays(place):
     """Packages that were installed with ``pip install --user`` are below the home directory of the server's user."""
     write_laboratory(place.base / "models", "first", parameters(ZYGOTE="no"))

@@ -95,6 +95,8 @@ def test_one_table_or_one_object(server, capsys):
     assert busy.split()[:4] == ["busy", "1", "READY", "2/2"]
     assert headings.split()[-3:] == ["CPU", "RSS", "MB"]
     assert float(busy.split()[-1]) > 2
+    assert run(["top", "--once", "--interval=0.01", url, f"--metrics-url=http://{server.url}"]) == 0
+    assert "is not the server's port for metrics: --metrics-url=URL names it" in capsys.readouterr().out
     # Metrics that do not answer are no reason to show nothing.
     assert run(["top", "--once", "--interval=0.01", url, "--metrics-url=http://127.0.0.1:1"]) == 0
     out = capsys.readouterr().out
@@ -102,6 +104,14 @@ def test_one_table_or_one_object(server, capsys):
     assert run(["top", "--once", "--url=http://127.0.0.1:1"]) == 1
     assert capsys.readouterr().err.startswith("error: no server answers at http://127.0.0.1:1: Connection refused. ")
     assert run(["top", "--interval=0"]) == 1
+
+
+@pytest.mark.parametrize("given", [(), ("--metrics-url=http://127.0.0.1:{}/metrics",)])
+def test_metrics_are_found_at_any_port(server, capsys, given):
+    """The server says where they are; an operator may give the URL that Prometheus has."""
+    flags = [flag.format(server.metrics_port) for flag in given]
+    assert run(["top", "--json", "--interval=0.01", f"--url={server.url}", *flags]) == 0
+    assert json.loads(capsys.readouterr().out)["models"][0]["instances"] == 2
 
 
 def test_a_live_table_on_a_terminal(server):

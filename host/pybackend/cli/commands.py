@@ -56,6 +56,8 @@ def runnable(line: CommandLine) -> Callable[[], int]:
     """The function that does what a command line for ``serve`` asks for."""
     given, sources, settings = line
     if given.print_config:
+        for warning in settings.warnings:
+            print_error(f"warning: {warning}")
         return partial(_print, settings_text(sources))
     if given.on:
         return RUNNERS[given.on].load().prepare(given, sources, settings)

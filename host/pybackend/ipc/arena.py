@@ -226,10 +226,10 @@ class TensorArena:
                 otherwise they take memory at once.
 
         Raises:
-            InferenceError: UNAVAILABLE if the limit is reached.
+            InferenceError: UNAVAILABLE if the limit is reached, INVALID_ARG if so many bytes never fit.
         """
         if nbytes > self._limit_bytes:
-            raise self._full(nbytes, self.used_bytes)
+            raise self._too_large(nbytes)
         lease = self._block(nbytes)
         try:
             if arriving:
@@ -262,8 +262,10 @@ class TensorArena:
         """Lend a segment with room for so many bytes to somebody who has ``present_bytes``; all of it takes memory at once.
 
         Raises:
-            InferenceError: UNAVAILABLE if the limit is reached.
+            InferenceError: UNAVAILABLE if the limit is reached, INVALID_ARG if so many bytes never fit.
         """
+        if nbytes > self._limit_bytes:
+            raise self._too_large(nbytes)
         size = growth_bytes(nbytes, present_bytes, MOST_ADDRESSES_BYTES)
         if not self._make_room(size):
             size = whole_pages(nbytes)
@@ -415,6 +417,13 @@ class TensorArena:
             f"input of model '{self._owner}' do not fit into the limit of {budget.limit_bytes} bytes. Send fewer requests "
             "at once, or raise --tensor-memory-limit",
             ErrorCode.UNAVAILABLE,
+        )
+
+    def _too_large(self, nbytes: int) -> InferenceError:
+        return InferenceError(
+            f"no input memory left for model '{self._owner}': this request is larger than the whole limit, its tensors take "
+            f"{nbytes} bytes of {self._limit_bytes}. Send smaller ones, or raise --model-memory-limit",
+            ErrorCode.INVALID_ARG,
         )
 
     def _full(self, nbytes: int, others_bytes: int) -> InferenceError:

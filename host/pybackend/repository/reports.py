@@ -143,7 +143,7 @@ class StartReport:
         separator, reasons = ". " if len(lines) == 1 else "\n", "\n".join(lines)
         return (
             f"creating server: Internal - failed to load all models: {reasons}{separator}--exit-on-error=false serves "
-            "the others; the manual has such reasons by their first words: docs/operators/troubleshooting.md"
+            "the others; the manual's page 'Troubleshooting' has such reasons by their first words"
         )
 
     def _table(self) -> list[str]:

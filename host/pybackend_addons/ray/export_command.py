@@ -16,17 +16,19 @@ from pybackend.cli.output import divided, print_error, print_text
 from pybackend.errors import ServerError
 from pybackend.repository.layout import scan_repositories
 from pybackend.runner import Serve
+from pybackend.settings import Settings
 from pybackend_addons.ray.cluster import serve_config
 from pybackend_addons.ray.flags import cluster_settings
 from pybackend_addons.ray.kuberay import service_objects
 from pybackend_addons.ray.kubernetes import Deployment, Load, objects, reserved_bytes, reserved_cpu
+from pybackend_addons.ray.pod_rules import address_obstacle, mount_obstacle, open_ports, probe_obstacle
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,51}[a-z0-9])?")
 """A label of RFC 1035, with room for what Kubernetes appends to the names of pods."""
 
 _UNUSED = {
     "k8s": (),
-    "ray": ("name", "image", "claim", "credentials", "prometheus", "pod_monitor", "dashboard"),
+    "ray": ("name", "image", "claim", "credentials", "secret_mount", "prometheus", "pod_monitor", "dashboard"),
     "kuberay": ("prometheus",),
 }
 """The formats, and the options that mean nothing for each."""
@@ -63,6 +65,13 @@ def make_parser() -> CommandParser:
     add("--image", default="pybackend:latest", metavar="IMAGE", help="image of the server [pybackend:latest]")
     add("--claim", default="models", metavar="NAME", help="volume claim that holds the directory [models]")
     add("--credentials", default="", metavar="SECRET", help="secret with the variables for cloud storage")
+    add(
+        "--secret-mount",
+        action="append",
+        default=[],
+        metavar="SECRET=DIRECTORY",
+        help="mount this secret there in the containers, for the keys and certificates that flags name; may be repeated",
+    )
     add("--replicas", type=int, default=2, metavar="N", help="number of servers, with --most-replicas the least [2]")
     add("--most-replicas", type=int, default=0, metavar="N", help="scale automatically, up to this many servers")
     add(
@@ -123,6 +132,10 @@ def _wanted(given: argparse.Namespace, flags: Sequence[str], parser: CommandPars
         parser.refuse_with(
             f"other parts of the file depend on {fixed[0].partition('=')[0]}: leave it out, and edit the file"
         )
+    secrets = dict(parser.pairs("--secret-mount", given.secret_mount, "SECRET=DIRECTORY"))
+    obstacle = "" if given.format == "ray" else _obstacle(settings, given, [_MODELS, *secrets.values()])
+    if obstacle:
+        parser.refuse_with(obstacle)
     if given.dashboard is not None and not given.dashboard.is_file():
         raise ServerError(
             f"{given.dashboard} does not exist: docs/operators/observe/dashboard.json is one for this server"
@@ -136,13 +149,25 @@ def _wanted(given: argparse.Namespace, flags: Sequence[str], parser: CommandPars
         repository=given.repository if in_cloud else _MODELS,
         claim="" if in_cloud else given.claim,
         credentials=given.credentials,
+        secrets=secrets,
         flags=flags,
+        ports=open_ports(settings),
+        https=settings.http.tls is not None,
         replicas=given.replicas,
         most_replicas=given.most_replicas,
         prometheus_url=given.prometheus,
         pod_monitor=given.pod_monitor,
         dashboard=given.dashboard,
     )
+
+
+def _obstacle(settings: Settings, given: argparse.Namespace, mounts: Sequence[str]) -> str:
+    """Why the flags of the server suit no pod, and the way out; empty if they do."""
+    if given.pod_monitor and not settings.http.metrics_enabled:
+        return "--pod-monitor means nothing with --allow-metrics=false: leave one of them out"
+    # Ray asks its own ports whether a pod is ready.
+    of_probes = "" if given.format == "kuberay" else probe_obstacle(settings) or address_obstacle(settings)
+    return of_probes or mount_obstacle(settings, mounts)
 
 
 def _measured(repository: str, flags: Sequence[str], serve: Serve) -> Load:

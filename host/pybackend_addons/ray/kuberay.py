@@ -12,6 +12,7 @@ from pybackend_addons.ray.kubernetes import (
     dashboard,
     labels,
     measured_resources,
+    name_protocol,
     pod_monitor,
     pod_spec,
 )
@@ -48,7 +49,7 @@ def service_objects(wanted: Deployment, configuration: str) -> list[Document]:
     head = _container(wanted, _HEAD_RESOURCES, _GCS)
     head["ports"] = [
         {"name": name, "containerPort": port}
-        for name, port in {"serve": PORTS["http"], **PORTS, "gcs": _GCS, "dashboard": 8265}.items()
+        for name, port in {"serve": PORTS["http"], **wanted.ports, "gcs": _GCS, "dashboard": 8265}.items()
         if name != "http"
     ]
     cluster: Document = {
@@ -79,9 +80,10 @@ def service_objects(wanted: Deployment, configuration: str) -> list[Document]:
 def _service(wanted: Deployment) -> Document:
     """The operator adds the selector: the machines of the cluster whose entrance has replicas."""
     ports: list[Document] = [
-        {"name": "serve" if name == "http" else name, "port": port, "targetPort": port} for name, port in PORTS.items()
+        {"name": "serve" if name == "http" else name, "port": port, "targetPort": port}
+        for name, port in wanted.ports.items()
     ]
-    ports[1]["appProtocol"] = "kubernetes.io/h2c"
+    name_protocol(ports)
     return {"metadata": {"name": wanted.name, "labels": labels(wanted)}, "spec": {"ports": ports}}
 
 

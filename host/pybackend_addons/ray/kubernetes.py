@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,10 @@ class Deployment:
     repository: str  # directory in the container, or a URL of cloud storage
     claim: str = ""  # the volume claim that holds the directory
     credentials: str = ""  # a secret whose entries become variables of the server
+    secrets: Mapping[str, str] = field(default_factory=dict)  # directories where secrets are mounted, by their names
     flags: Sequence[str] = ()
+    ports: Mapping[str, int] = field(default_factory=lambda: PORTS)  # those that the flags open
+    https: bool = False  # the flags have the HTTP port use TLS
     replicas: int = 2
     most_replicas: int = 0  # 0: no autoscaling
     prometheus_url: str = ""  # KEDA asks there; without it, the processor's load decides
@@ -90,7 +93,7 @@ def _deployment(wanted: Deployment) -> Document:
     if not wanted.most_replicas:  # else the autoscaler decides, and applying the file again must not undo it
         spec = {"replicas": wanted.replicas, **spec}
     metadata: Document = {"labels": labels(wanted)}
-    if not wanted.pod_monitor:
+    if "metrics" in wanted.ports and not wanted.pod_monitor:
         metadata["annotations"] = {
             "prometheus.io/scrape": "true",
             "prometheus.io/port": str(METRICS),
@@ -110,6 +113,7 @@ def pod_spec(wanted: Deployment, container: Document) -> Document:
     }
     if wanted.claim:
         volumes["models"] = {"persistentVolumeClaim": {"claimName": wanted.claim, "readOnly": True}}
+    volumes.update((f"secret-{index}", {"secret": {"secretName": name}}) for index, name in enumerate(wanted.secrets))
     return {
         # Kubernetes would add variables such as PYBACKEND_HTTP_PORT for services of such names.
         "enableServiceLinks": False,
@@ -138,10 +142,10 @@ def _container(wanted: Deployment) -> Document:
             "--strict-readiness=false",
             *wanted.flags,
         ],
-        "ports": [{"name": name, "containerPort": port} for name, port in PORTS.items()],
-        "startupProbe": _probe("ready", periodSeconds=_PROBE_S, failureThreshold=math.ceil(start_s / _PROBE_S)),
-        "readinessProbe": _probe("ready", periodSeconds=5),
-        "livenessProbe": _probe("live", periodSeconds=10, timeoutSeconds=5),
+        "ports": [{"name": name, "containerPort": port} for name, port in wanted.ports.items()],
+        "startupProbe": _probe(wanted, "ready", periodSeconds=_PROBE_S, failureThreshold=math.ceil(start_s / _PROBE_S)),
+        "readinessProbe": _probe(wanted, "ready", periodSeconds=5),
+        "livenessProbe": _probe(wanted, "live", periodSeconds=10, timeoutSeconds=5),
         # Endpoints are withdrawn beside the signal to stop, not before it.
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(_PRE_STOP_S)]}}},
         "resources": measured_resources(wanted.load),
@@ -158,6 +162,8 @@ def confined(wanted: Deployment) -> Document:
     ]
     if wanted.claim:
         mounts.append({"name": "models", "mountPath": wanted.repository, "readOnly": True})
+    for index, directory in enumerate(wanted.secrets.values()):
+        mounts.append({"name": f"secret-{index}", "mountPath": directory, "readOnly": True})
     found: Document = {
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -171,8 +177,11 @@ def confined(wanted: Deployment) -> Document:
     return found
 
 
-def _probe(question: str, **times: int) -> Document:
-    return {"httpGet": {"path": f"/v2/health/{question}", "port": "http"}, **times}
+def _probe(wanted: Deployment, question: str, **times: int) -> Document:
+    get = {"path": f"/v2/health/{question}", "port": "http"}
+    if wanted.https:  # Kubernetes looks at no certificate
+        get["scheme"] = "HTTPS"
+    return {"httpGet": get, **times}
 
 
 def reserved_cpu(load: Load) -> float:
@@ -206,9 +215,16 @@ def _mebibytes(nbytes: float) -> str:
 
 
 def _service(wanted: Deployment) -> Document:
-    ports = [{"name": name, "port": port, "targetPort": name} for name, port in PORTS.items()]
-    ports[1]["appProtocol"] = "kubernetes.io/h2c"  # meshes and gateways need it for gRPC
+    ports = [{"name": name, "port": port, "targetPort": name} for name, port in wanted.ports.items()]
+    name_protocol(ports)
     return _object(wanted, "v1", "Service", {"selector": labels(wanted), "ports": ports})
+
+
+def name_protocol(ports: Sequence[Document]) -> None:
+    """Name the protocol of gRPC's port among those of a service: meshes and gateways need it."""
+    for port in ports:
+        if port["name"] == "grpc":
+            port["appProtocol"] = "kubernetes.io/h2c"
 
 
 def _disruption_budget(wanted: Deployment) -> Document:
@@ -217,11 +233,10 @@ def _disruption_budget(wanted: Deployment) -> Document:
 
 def _network_policy(wanted: Deployment) -> Document:
     """Clients of the same namespace reach the models, and everyone in the cluster the metrics."""
-    clients = [{"protocol": "TCP", "port": name} for name in ("http", "grpc")]
-    rules = [
-        {"from": [{"podSelector": {}}], "ports": clients},
-        {"ports": [{"protocol": "TCP", "port": "metrics"}]},
-    ]
+    clients = [{"protocol": "TCP", "port": name} for name in wanted.ports if name != "metrics"]
+    rules: list[Document] = [{"from": [{"podSelector": {}}], "ports": clients}]
+    if "metrics" in wanted.ports:
+        rules.append({"ports": [{"protocol": "TCP", "port": "metrics"}]})
     spec = {"podSelector": _selector(wanted), "policyTypes": ["Ingress"], "ingress": rules}
     return _object(wanted, "networking.k8s.io/v1", "NetworkPolicy", spec)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pybackend.cli.command_parser import CommandParser
 from pybackend.process.diagnostics_key import find_headers
 from pybackend_client.connection import Connection
-from pybackend_tools.connection_flags import access_of, add_connection_flags, add_url
+from pybackend_tools.connection_flags import access_of, add_connection_flags, add_url, metrics_place
 from pybackend_tools.console.program import print_link, run
 from pybackend_tools.console.settings import ADDRESS, PORT, ConsoleSettings
 
@@ -59,6 +59,7 @@ def run_console(arguments: Sequence[str]) -> int:
         parser.refuse_with('Bad option: "--port". Write a number from 0 to 65535')
     access = replace(access_of(given, parser), find_headers=find_headers)
     url = Connection(given.url, given.timeout, access=access).url  # refuses what is no address
-    metrics = "" if given.metrics_url == "none" else given.metrics_url
+    metrics = None if given.metrics_url is None else metrics_place(given.metrics_url)
+    metrics = "" if metrics == "none" else metrics
     settings = ConsoleSettings(url, metrics, given.grpc_url or "", given.timeout, access, given.port, given.public_url)
     run(settings, print_link)

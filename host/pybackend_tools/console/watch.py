@@ -7,19 +7,17 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from ipaddress import ip_address
 from typing import Any
 
 from pybackend.errors import InferenceError, PybackendError
 from pybackend.modelconfig.group_advice import GroupAdvice
 from pybackend_client.connection import Connection
 from pybackend_client.figures import Row, Sample, Source, advice_between, rows_between
-from pybackend_tools.connection_flags import METRICS_PORT, host_of
+from pybackend_tools.connection_flags import told_ports
 from pybackend_tools.console.gate import Session
 from pybackend_tools.console.settings import ConsoleSettings
 
 INTERVAL_S = 2.0
-_GRPC_PORT = 8001
 _SHARE = 10
 """A look that takes long is followed by a pause so many times as long: the console must not load the server."""
 
@@ -136,16 +134,11 @@ class Watch:
 
     def _find_ports(self) -> None:
         """Where metrics and gRPC are: as the settings say, else as the server says, else where they usually are."""
-        settings, told = self.settings, {}
-        host = host_of(settings.url)
-        usual = {"grpc": f"{host}:{_GRPC_PORT}", "metrics": f"{host}:{METRICS_PORT}"}
-        with suppress(PybackendError, KeyError, TypeError):  # it does not tell everybody
-            told = self.server.get("/v2/diagnostics/settings")["addresses"]
-        addresses = {name: _reachable(host, address) for name, address in told.items()} or usual
-        self.grpc_url = settings.grpc_url or addresses["grpc"] or usual["grpc"]
+        settings, addresses = self.settings, told_ports(self.server)
+        self.grpc_url = settings.grpc_url or addresses["grpc"]
         at = f"http://{addresses['metrics']}" if addresses["metrics"] else ""
         url = at if settings.metrics_url is None else settings.metrics_url
-        self._source.metrics = Connection(url, settings.timeout_s, "", self.access) if url else None
+        self._source.metrics = Connection(url, settings.timeout_s, "", self.access, "--metrics-url") if url else None
 
     def _refusal_of_control(self) -> str:
         with suppress(PybackendError, KeyError, TypeError):
@@ -167,15 +160,6 @@ class Watch:
         else:
             self.trouble = f"the program at {self.server.url} does not answer as the v2 protocol says: {error}"
         self.is_locked = is_denied(error)
-
-
-def _reachable(host: str, address: str) -> str:
-    """An address of a server as clients of ``host`` reach it."""
-    name, _, port = address.rpartition(":")
-    with suppress(ValueError):
-        if ip_address(name.strip("[]")).is_unspecified:
-            return f"{host}:{port}"
-    return address
 
 
 def is_denied(error: Exception) -> bool:

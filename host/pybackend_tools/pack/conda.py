@@ -119,7 +119,10 @@ def _unreachable(order: CondaOrder, message: str) -> str:
     missing = re.search(r"could not find subdir '\S+' in channel '([^']+)'", message)
     if missing:
         return f"there is no channel {missing[1]}: {message.splitlines()[-1].removeprefix('Caused by: ')}"
-    return f"a channel cannot be reached (of {', '.join(order.channels)}): {_one_line(message)}"
+    return (
+        f"a channel cannot be reached (of {', '.join(order.channels)}): {_one_line(message)}. `pybackend pack "
+        "requirements.txt` needs only pip's index"
+    )
 
 
 def _one_line(message: str) -> str:

@@ -6,12 +6,13 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.output import is_terminal, print_text, table_lines, terminal_size
 from pybackend.errors import PybackendError
 from pybackend.observability.log_lines import one_line
+from pybackend.process.diagnostics_key import find_headers
 from pybackend_client.connection import Connection
 from pybackend_client.figures import (
     FrontEndRow,
@@ -23,12 +24,11 @@ from pybackend_client.figures import (
     rows_between,
 )
 from pybackend_tools.connection_flags import (
-    METRICS_PORT,
     access_of,
     add_connection_flags,
     add_url,
-    connection_of,
-    metrics_url,
+    metrics_place,
+    told_ports,
 )
 
 _TIMEOUT_S = 10.0
@@ -59,7 +59,7 @@ def make_parser() -> CommandParser:
     add(
         "--metrics-url",
         metavar="URL",
-        help=f"the server's metrics; none does without [port {METRICS_PORT} of the same host]",
+        help="the server's metrics; none does without [where the server says, else port 8002 of the same host]",
     )
     add(
         "--interval",
@@ -80,7 +80,8 @@ def run_top(arguments: Sequence[str]) -> int:
     given = parser.parsed(arguments)
     if not 0 < given.interval < 86_400:
         parser.refuse_with('Bad option: "--interval". Write a number of seconds above 0')
-    source = Source(connection_of(given, parser), _metrics_connection(given, parser))
+    server = Connection(given.url, given.timeout, access=replace(access_of(given, parser), find_headers=find_headers))
+    source = Source(server, _metrics_connection(given, parser, server))
     first = source.sample()
     if given.once or given.json:
         time.sleep(given.interval)
@@ -92,11 +93,16 @@ def run_top(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _metrics_connection(given: argparse.Namespace, parser: CommandParser) -> Connection | None:
-    if given.metrics_url == "none":
+def _metrics_connection(given: argparse.Namespace, parser: CommandParser, server: Connection) -> Connection | None:
+    if given.metrics_url is None:
+        address = told_ports(server)["metrics"]
+        url = f"http://{address}" if address else "none"
+    else:
+        url = metrics_place(given.metrics_url)
+    if url == "none":
         return None
     advice = "--metrics-url=URL names the port for metrics, and --metrics-url=none does without"
-    return Connection(metrics_url(given), given.timeout, advice, access_of(given, parser))
+    return Connection(url, given.timeout, advice, access_of(given, parser), "--metrics-url")
 
 
 def _show(source: Source, before: Sample, interval_s: float) -> None:

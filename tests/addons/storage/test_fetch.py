@@ -365,5 +365,7 @@ def test_a_missing_bucket_is_named(server: S3Server, gate, tmp_path):
 
 def test_without_the_library_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(ServerError, match=r"^the model repository s3://bucket/x is in cloud storage, .* `.*pip install"):
+    with pytest.raises(
+        ServerError, match=r"^the model repository s3://bucket/x is in cloud storage, .* `.*pip install"
+    ):
         Mirrors(["s3://bucket/x"])

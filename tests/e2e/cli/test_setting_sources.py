@@ -155,8 +155,9 @@ def test_a_server_by_variables_and_a_file(pybackend, tmp_path):
     file = tmp_path / "pybackend.toml"
     file.write_text(f'model-repository = [{json.dumps(str(repository))}]\nid = "filed"\nlog-verbose = 1\n')
     variables = {**os.environ, "PYBACKEND_CONFIG_FILE": str(file), "PYBACKEND_EXIT_TIMEOUT_SECS": "20"}
-    printed = pybackend("serve", "--print-config", env=variables)
+    printed = pybackend("serve", "--print-config", env={**variables, "PYBACKEND_MODEL_MEMORY_LIMITS": "1"})
     assert printed.returncode == 0
+    assert "warning: the variable PYBACKEND_MODEL_MEMORY_LIMITS sets no flag" in printed.stderr
     assert "exit-timeout-secs = 20  # PYBACKEND_EXIT_TIMEOUT_SECS\n" in printed.stdout
     assert f"log-verbose = 1  # {file}\n" in printed.stdout
     with serving(env=variables) as server:

@@ -348,7 +348,7 @@ def test_request_larger_than_all_memory(tight, snapshot):
     blob = bytes(LIMIT + MIB)
     body, headers = identity_request(blob, datatype="UINT8", itemsize=1)
     reply = tight.infer("identity", body, headers)
-    assert reply.status == 503
+    assert reply.status == 400
     assert reply.error == snapshot
 
 

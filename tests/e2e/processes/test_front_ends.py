@@ -400,6 +400,7 @@ def test_a_front_end_that_lies_is_killed_and_others_go_on(server):
 def test_a_front_end_that_tells_of_a_port_that_it_has_not_is_killed(repository):
     """Nobody would look after any front end if the server looked for such a port."""
     with serving(repository, flags=("--front-ends=1", "--allow-grpc=false")) as server:
+        server.wait_for("1 front end is ready")
         (victim,) = front_ends(server)
         with channel_of(victim) as channel:
             channel.send(b"\0" + msgspec.msgpack.encode([messages.Accepting("grpc", "")]))

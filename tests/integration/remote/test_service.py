@@ -268,7 +268,7 @@ def test_no_more_memory_than_the_limit_of_the_model(front_end: ScriptedFrontEnd,
     async def main() -> None:
         handle = await front_end.opens()
         refused = await front_end.asks(messages.NeedMemory(handle, "IN", 2 << 30), messages.NoMemory)
-        assert refused.code is ErrorCode.UNAVAILABLE
+        assert refused.code is ErrorCode.INVALID_ARG
         assert "no input memory left for model 'identity'" in refused.message
 
     run(main())

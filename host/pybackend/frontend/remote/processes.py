@@ -142,7 +142,7 @@ class FrontEnds:
             self._keys.handing.append(partial(self._hand, partial(_keys_of, self._keys)))
         self._looking = asyncio.create_task(repeat(1, self._look))
         await asyncio.gather(*(each.start() for each in self._all))
-        log.info("%d front ends are ready", len(self._all))
+        log.info("%d front end%s ready", len(self._all), " is" if len(self._all) == 1 else "s are")
 
     async def listen(self, service: messages.ClientProtocol) -> None:
         """Have all of them accept the connections of a port. Clients may come at once, and wait for one that starts again."""

@@ -89,8 +89,9 @@ def test_the_limit_is_an_error_that_names_it(make_arena):
     with pytest.raises(InferenceError, match=r"no input memory left for model 'm': .* --model-memory-limit") as caught:
         arena.lease(2 * MIB)
     assert caught.value.code is ErrorCode.UNAVAILABLE
-    with pytest.raises(InferenceError):
+    with pytest.raises(InferenceError, match=r"larger than the whole limit.* raise --model-memory-limit") as caught:
         arena.lease(4 * MIB + 1)
+    assert caught.value.code is ErrorCode.INVALID_ARG
     lease.release()
     arena.lease(4 * MIB).release()
     assert arena.used_bytes == 0

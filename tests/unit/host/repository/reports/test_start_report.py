@@ -9,7 +9,9 @@ from pybackend.repository.entry import ModelStatus
 from pybackend.repository.reports import LONGEST_TABLE, StartReport
 from pybackend.settings import DebugSettings, HttpSettings, Settings
 
-OTHERS = "--exit-on-error=false serves the others; the manual has such reasons by their first words: docs/operators/troubleshooting.md"
+OTHERS = (
+    "--exit-on-error=false serves the others; the manual's page 'Troubleshooting' has such reasons by their first words"
+)
 
 
 def ready(count: int) -> list[ModelStatus]:
