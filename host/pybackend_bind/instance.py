@@ -237,7 +237,7 @@ class _Loop(StubLoop):
         self._bound = bound
         self._number = number
         self._runtime: SharedRuntime | None = None
-        self._receiver.end()  # the end of this socket is not that of the process
+        self._receiver.is_ended = True  # the end of this socket is not that of the process
         self._receiver.on_broken = lambda: None
 
     def _load(self, load: Load) -> bool:
