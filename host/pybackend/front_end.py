@@ -30,7 +30,7 @@ from pybackend.frontend.remote.forwarding import ForwardingPort
 from pybackend.frontend.remote.tunnels import Tunneller
 from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.tls import HandedCertificates, Pem
-from pybackend.observability.access_log import Access, AccessLog
+from pybackend.observability.access_log import AccessLog, AccessRecord
 from pybackend.observability.logging import LOG
 from pybackend.observability.unexpected import log_unexpected, repeat
 from pybackend.plugins import installed_apis
@@ -88,7 +88,7 @@ class FrontEnd:
                 messages.CloseIdle: self._close_idle,
             }
         )
-        self._engine.descriptor_handlers[messages.Tunnel] = lambda message, descriptor: self._tunneller.opened(
+        self._engine.descriptor_handlers[messages.TunnelOpened] = lambda message, descriptor: self._tunneller.opened(
             message.number, descriptor
         )
         logger = logging.getLogger("pybackend")
@@ -141,7 +141,7 @@ class FrontEnd:
         assert port is not None
         self._do(self._accept(asked.service, port.start(sock, certificates)))
 
-    async def _accept(self, service: messages.Protocol, starting: Awaitable[None]) -> None:
+    async def _accept(self, service: messages.ClientProtocol, starting: Awaitable[None]) -> None:
         failure = ""
         try:
             await starting
@@ -230,7 +230,7 @@ class _RemoteAccessLog(AccessLog):
         super().__init__()
         self._channel = channel
 
-    def add(self, access: Access) -> None:
+    def add(self, access: AccessRecord) -> None:
         self._channel.post(messages.Accessed(*access))  # type: ignore[arg-type]
 
     def flush(self) -> None:

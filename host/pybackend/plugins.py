@@ -36,7 +36,7 @@ _PACKAGES = ("pybackend_addons", "pybackend_client", "pybackend_tools")
 
 
 @dataclass(frozen=True)
-class Row(Generic[Plugin_co]):
+class PluginRow(Generic[Plugin_co]):
     """An object of a package around the server."""
 
     what: str  # what it is, for messages
@@ -57,7 +57,7 @@ class Row(Generic[Plugin_co]):
 
 
 @cache
-def _imported(row: Row[Any]) -> object:
+def _imported(row: PluginRow[Any]) -> object:
     try:
         return getattr(import_module(row.module), row.object)
     except ModuleNotFoundError as error:
@@ -70,31 +70,33 @@ def _imported(row: Row[Any]) -> object:
         ) from None
 
 
-STORAGE: Row[RemoteStorage] = Row("repositories in cloud storage", "pybackend_addons.storage.storage", "STORAGE")
+STORAGE: PluginRow[RemoteStorage] = PluginRow(
+    "repositories in cloud storage", "pybackend_addons.storage.storage", "STORAGE"
+)
 
-CACHES: Mapping[str, Row[CacheKind]] = {
-    "local": Row("a response cache in memory", "pybackend.model.cache.local", "LOCAL"),
-    "redis": Row("a response cache in Redis", "pybackend_addons.redis.response_cache", "REDIS"),
+CACHES: Mapping[str, PluginRow[CacheKind]] = {
+    "local": PluginRow("a response cache in memory", "pybackend.model.cache.local", "LOCAL"),
+    "redis": PluginRow("a response cache in Redis", "pybackend_addons.redis.response_cache", "REDIS"),
 }
 """The kinds of response caches, by their names in ``--cache-config``."""
 
-OPENAI: Row[Api] = Row("OpenAI's API", "pybackend_addons.openai.api", "OPENAI")
-MLFLOW: Row[Api] = Row("the API of MLflow's server", "pybackend_addons.mlflow.api", "MLFLOW")
+OPENAI: PluginRow[Api] = PluginRow("OpenAI's API", "pybackend_addons.openai.api", "OPENAI")
+MLFLOW: PluginRow[Api] = PluginRow("the API of MLflow's server", "pybackend_addons.mlflow.api", "MLFLOW")
 
-APIS: Mapping[str, Row[Api]] = {"openai": OPENAI, "mlflow": MLFLOW}
+APIS: Mapping[str, PluginRow[Api]] = {"openai": OPENAI, "mlflow": MLFLOW}
 """APIs beside v2 on the port for HTTP, by the names of their settings and of their extras in signatures."""
 
-_API_FLAGS: Sequence[Row[FlagOwner]] = (
-    Row(OPENAI.what, "pybackend_addons.api_flags", "OPENAI", ("--allow-openai",)),
-    Row(MLFLOW.what, "pybackend_addons.api_flags", "MLFLOW", ("--allow-mlflow",)),
+_API_FLAGS: Sequence[PluginRow[FlagOwner]] = (
+    PluginRow(OPENAI.what, "pybackend_addons.api_flags", "OPENAI", ("--allow-openai",)),
+    PluginRow(MLFLOW.what, "pybackend_addons.api_flags", "MLFLOW", ("--allow-mlflow",)),
 )
 
-_EXTRAS: Mapping[str, Row[Callable[[ModelConfig], object]]] = {
-    "openai": Row(OPENAI.what, "pybackend_addons.openai.tensors", "openai_tensors_of"),
-    "mlflow": Row(MLFLOW.what, "pybackend_addons.mlflow.columns", "columns_of"),
+_EXTRAS: Mapping[str, PluginRow[Callable[[ModelConfig], object]]] = {
+    "openai": PluginRow(OPENAI.what, "pybackend_addons.openai.tensors", "openai_tensors_of"),
+    "mlflow": PluginRow(MLFLOW.what, "pybackend_addons.mlflow.columns", "columns_of"),
 }
 
-CLOUDS: Row[FurtherPorts] = Row(
+CLOUDS: PluginRow[FurtherPorts] = PluginRow(
     "the ports for SageMaker and Vertex AI",
     "pybackend_addons.clouds.ports",
     "CLOUDS",
@@ -108,19 +110,19 @@ CLOUDS: Row[FurtherPorts] = Row(
     ),
 )
 
-OTHER_SERVERS: Row[Callable[[Path], OtherServers]] = Row(
+OTHER_SERVERS: PluginRow[Callable[[Path], OtherServers]] = PluginRow(
     "calls of models to those of other servers", "pybackend_addons.ray.pool_calls", "POOLS"
 )
 """Makes the way to the servers that a file names. Raises ServerError: the file cannot be read, or a library is missing."""
 
-FRAMEWORK_FILES: Row[Callable[[Path], str | None]] = Row(
+FRAMEWORK_FILES: PluginRow[Callable[[Path], str | None]] = PluginRow(
     "models from files of frameworks", "pybackend_tools.importing.detection", "title_of"
 )
 """Words for what lies at a path that is no repository of models; None for everything unknown."""
 
-CONSOLE: Row[Companion] = Row("the console", "pybackend_tools.console.companion", "CONSOLE", ("--console",))
+CONSOLE: PluginRow[Companion] = PluginRow("the console", "pybackend_tools.console.companion", "CONSOLE", ("--console",))
 
-RAY: Row[Runner] = Row(
+RAY: PluginRow[Runner] = PluginRow(
     "several machines by Ray",
     "pybackend_addons.ray.runner",
     "RAY",
@@ -137,12 +139,12 @@ RAY: Row[Runner] = Row(
     ),
 )
 
-FURTHER_PORTS: Mapping[str, Row[FurtherPorts]] = {"clouds": CLOUDS}
+FURTHER_PORTS: Mapping[str, PluginRow[FurtherPorts]] = {"clouds": CLOUDS}
 
-COMPANIONS: Sequence[Row[Companion]] = (CONSOLE,)
+COMPANIONS: Sequence[PluginRow[Companion]] = (CONSOLE,)
 """Programs that run beside a server, in separate processes."""
 
-RUNNERS: Mapping[str, Row[Runner]] = {"ray": RAY}
+RUNNERS: Mapping[str, PluginRow[Runner]] = {"ray": RAY}
 """Engines that run servers instead of this process, by the value of ``--on``."""
 
 
@@ -150,47 +152,49 @@ class Command(NamedTuple):
     """A command of ``pybackend``: what it does, and its function."""
 
     text: str
-    run: Row[Callable[[Sequence[str]], int]] | None = None
-    run_with: Row[Callable[[Sequence[str], Serve], int]] | None = None  # gets the function that runs a server, too
+    run: PluginRow[Callable[[Sequence[str]], int]] | None = None
+    run_with: PluginRow[Callable[[Sequence[str], Serve], int]] | None = (
+        None  # gets the function that runs a server, too
+    )
 
 
 COMMANDS: Mapping[str, Mapping[str, Command]] = {
     "write models": {
         "new": Command(
             "write a model to begin with, and a test and a client for it",
-            run=Row("`pybackend new`", "pybackend_tools.terminal.new_command", "run_new"),
+            run=PluginRow("`pybackend new`", "pybackend_tools.terminal.new_command", "run_new"),
         ),
         "import": Command(
             "make an entry of a repository from a file of a framework",
-            run_with=Row("`pybackend import`", "pybackend_tools.importing.import_command", "run_import"),
+            run_with=PluginRow("`pybackend import`", "pybackend_tools.importing.import_command", "run_import"),
         ),
         "optimize": Command(
             "make one from the form of a file that serves it best",
-            run_with=Row("`pybackend optimize`", "pybackend_tools.optimizer.optimize_command", "run_optimize"),
+            run_with=PluginRow("`pybackend optimize`", "pybackend_tools.optimizer.optimize_command", "run_optimize"),
         ),
         "dev": Command(
             "serve models, and load them again when a file is saved",
-            run_with=Row("`pybackend dev`", "pybackend_tools.terminal.dev_command", "run_dev"),
+            run_with=PluginRow("`pybackend dev`", "pybackend_tools.terminal.dev_command", "run_dev"),
         ),
         "check": Command(
             "validate the models of a repository without running them",
-            run=Row("`pybackend check`", "pybackend_tools.terminal.check_command", "run_check"),
+            run=PluginRow("`pybackend check`", "pybackend_tools.terminal.check_command", "run_check"),
         ),
         "infer": Command(
             "send one request to a model and print the response",
-            run_with=Row("`pybackend infer`", "pybackend_tools.terminal.infer_command", "run_infer"),
+            run_with=PluginRow("`pybackend infer`", "pybackend_tools.terminal.infer_command", "run_infer"),
         ),
         "client": Command(
             "write a typed client for one model of a running server",
-            run=Row("`pybackend client`", "pybackend_tools.terminal.client_command", "run_client"),
+            run=PluginRow("`pybackend client`", "pybackend_tools.terminal.client_command", "run_client"),
         ),
         "graph": Command(
             "draw the ensembles of a repository",
-            run=Row("`pybackend graph`", "pybackend_tools.terminal.graph", "run_graph"),
+            run=PluginRow("`pybackend graph`", "pybackend_tools.terminal.graph", "run_graph"),
         ),
         "export-config": Command(
             "print the complete configuration of a model",
-            run_with=Row(
+            run_with=PluginRow(
                 "`pybackend export-config`", "pybackend_tools.terminal.export_config_command", "run_export_config"
             ),
         ),
@@ -199,55 +203,55 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         "serve": Command("serve the models of a repository"),
         "analyze": Command(
             "find the configuration of models that serves them best on this machine",
-            run_with=Row("`pybackend analyze`", "pybackend_tools.analyzer.analyze_command", "run_analyze"),
+            run_with=PluginRow("`pybackend analyze`", "pybackend_tools.analyzer.analyze_command", "run_analyze"),
         ),
         "doctor": Command(
             "check whether this machine can run a server",
-            run=Row("`pybackend doctor`", "pybackend_tools.terminal.doctor_command", "run_doctor"),
+            run=PluginRow("`pybackend doctor`", "pybackend_tools.terminal.doctor_command", "run_doctor"),
         ),
         "export": Command(
             "write the file with which Kubernetes or Ray Serve runs a repository",
-            run_with=Row("`pybackend export`", "pybackend_addons.ray.export_command", "run_export"),
+            run_with=PluginRow("`pybackend export`", "pybackend_addons.ray.export_command", "run_export"),
         ),
     },
     "control a running server": {
         "status": Command(
             "list its models",
-            run=Row("`pybackend status`", "pybackend_tools.terminal.control_command", "run_status"),
+            run=PluginRow("`pybackend status`", "pybackend_tools.terminal.control_command", "run_status"),
         ),
         "stack": Command(
             "show where a model hangs",
-            run=Row("`pybackend stack`", "pybackend_tools.terminal.control_command", "run_stack"),
+            run=PluginRow("`pybackend stack`", "pybackend_tools.terminal.control_command", "run_stack"),
         ),
         "top": Command(
             "show requests, failures and times of its models, live",
-            run=Row("`pybackend top`", "pybackend_tools.terminal.top_command", "run_top"),
+            run=PluginRow("`pybackend top`", "pybackend_tools.terminal.top_command", "run_top"),
         ),
         "console": Command(
             "show it in the browser, and try its models there",
-            run=Row("`pybackend console`", "pybackend_tools.console.console_command", "run_console"),
+            run=PluginRow("`pybackend console`", "pybackend_tools.console.console_command", "run_console"),
         ),
         "load": Command(
             "load a model",
-            run=Row("`pybackend load`", "pybackend_tools.terminal.control_command", "run_load"),
+            run=PluginRow("`pybackend load`", "pybackend_tools.terminal.control_command", "run_load"),
         ),
         "traffic": Command(
             "distribute requests over a model's versions",
-            run=Row("`pybackend traffic`", "pybackend_tools.terminal.control_command", "run_traffic"),
+            run=PluginRow("`pybackend traffic`", "pybackend_tools.terminal.control_command", "run_traffic"),
         ),
         "unload": Command(
             "unload a model",
-            run=Row("`pybackend unload`", "pybackend_tools.terminal.control_command", "run_unload"),
+            run=PluginRow("`pybackend unload`", "pybackend_tools.terminal.control_command", "run_unload"),
         ),
     },
     "environments of models": {
         "pack": Command(
             "pack an environment",
-            run=Row("`pybackend pack`", "pybackend_tools.pack.pack_command", "run_pack"),
+            run=PluginRow("`pybackend pack`", "pybackend_tools.pack.pack_command", "run_pack"),
         ),
         "env": Command(
             "inspect and maintain them",
-            run=Row("`pybackend env`", "pybackend_tools.pack.env_command", "run_env"),
+            run=PluginRow("`pybackend env`", "pybackend_tools.pack.env_command", "run_env"),
         ),
     },
     "others": {"version": Command("print the version")},
@@ -277,7 +281,7 @@ def flag_owners() -> Collection[FlagOwner]:
     return _installed({row: row for row in _WITH_FLAGS}).values()
 
 
-def _installed(rows: Mapping[Key, Row[Plugin_co]]) -> Mapping[Key, Plugin_co]:
+def _installed(rows: Mapping[Key, PluginRow[Plugin_co]]) -> Mapping[Key, Plugin_co]:
     found = {key: row.load_if_installed() for key, row in rows.items()}
     return {key: plugin for key, plugin in found.items() if plugin is not None}
 
@@ -289,4 +293,4 @@ def require_owner(flag: str) -> None:
             row.load()
 
 
-_WITH_FLAGS: Sequence[Row[FlagOwner]] = (*_API_FLAGS, CLOUDS, *COMPANIONS, *RUNNERS.values())
+_WITH_FLAGS: Sequence[PluginRow[FlagOwner]] = (*_API_FLAGS, CLOUDS, *COMPANIONS, *RUNNERS.values())

@@ -1,7 +1,7 @@
 """The composition root: builds all components, starts them in order and stops them in reverse order.
 
 It changes nothing of its process but the log, so that a server can live in a process that is not its own; what else a command
-does to its process is in :mod:`pybackend.cli.own_process`.
+does to its process is in :mod:`pybackend.cli.process_setup`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pybackend.frontend.access.api_keys import ApiKeys
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.access_rules import AccessRules
 from pybackend.frontend.bound_ports import BoundPorts, bind_ports
-from pybackend.frontend.calls.services import EngineRouter, ModelServices
+from pybackend.frontend.calls.services import EnsembleDoor, StubCallDispatcher
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.followed_files import FollowedFiles
 from pybackend.frontend.grpc.connection import connections, start_grpc
@@ -39,7 +39,7 @@ from pybackend.frontend.listener import is_reserved
 from pybackend.frontend.listening import LocalSocket, address_of, is_for_all, is_local, release
 from pybackend.frontend.metrics.app import MetricsApp
 from pybackend.frontend.remote import messages
-from pybackend.frontend.remote.processes import FrontEnds, Service
+from pybackend.frontend.remote.processes import FrontEnds, ServedPort
 from pybackend.frontend.request_log import RequestLog
 from pybackend.gpus import Gpus
 from pybackend.inference.tensor import Buffer
@@ -118,8 +118,8 @@ class Server:
         self._caller = host.caller
         self._others = None if settings.pools_file is None else OTHER_SERVERS.load()(settings.pools_file)
         catalogue = self._repository.catalogue
-        self._services = ModelServices(self.engine, catalogue, self._others)
-        self._router = EngineRouter(self.engine, catalogue, self._services)
+        self._services = StubCallDispatcher(self.engine, catalogue, self._others)
+        self._router = EnsembleDoor(self.engine, catalogue, self._services)
         self.ports = BoundPorts()  # those that are bound
         self.diagnostics_key = DiagnosticsKey(launcher.bundle.parent)
         self.followed: list[FollowedFiles[Any]] = []  # the API keys, the certificates and the pools
@@ -298,14 +298,14 @@ class Server:
 
     async def _start_front_ends(self, sockets: BoundPorts, rules: AccessRules) -> None:
         """Start the processes that accept connections; this one answers what they do not answer themselves."""
-        services: dict[messages.Protocol, Service] = {}
+        services: dict[messages.ClientProtocol, ServedPort] = {}
         if self._http is not None:
             self._http.look_after()
             serve = partial(HttpConnection, self._http)
-            services["http"] = Service("HTTP", sockets.http, sockets.http_tls, serve)
+            services["http"] = ServedPort("HTTP", sockets.http, sockets.http_tls, serve)
         if self._grpc is not None:
             self._grpc.look_after()
-            services["grpc"] = Service(
+            services["grpc"] = ServedPort(
                 "GRPC", sockets.grpc, sockets.grpc_tls, connections(self._grpc, EngineCallFactory(self._grpc))
             )
         self._front_ends = front_ends = FrontEnds(
@@ -320,7 +320,7 @@ class Server:
         )
         self._repository.catalogue.ensembles.watchers.append(self._front_ends.check)
         self.engine.spread_settings = self._front_ends.spread_settings
-        self.engine.takes_clients = lambda: front_ends.accept
+        self.engine.takes_clients = lambda: front_ends.all_accept
         await self._front_ends.start()
 
     async def _open_ports(self, sockets: BoundPorts) -> None:

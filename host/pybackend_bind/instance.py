@@ -259,7 +259,7 @@ class _Loop(StubLoop):
         return ThreadWatch()  # which does not begin: the process is the program's
 
     def _expect_forks(self) -> None:
-        """Do nothing: the connection with the server is what forks must let go of, see pybackend_bind.beside."""
+        """Do nothing: the connection with the server is what forks must let go of, see pybackend_bind.bind_server."""
 
     def _lose_host(self) -> int:
         return 0

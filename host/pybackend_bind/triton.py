@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from pybackend_bind.beside import ServerProcess
+from pybackend_bind.bind_server import ServerProcess
 from pybackend_bind.client.auth import TOKEN_HEADER
 from pybackend_bind.exceptions import (
     PyTritonInvalidOperationError,

@@ -17,7 +17,7 @@ from pybackend.errors import InferenceError, ServerError
 
 
 @dataclass(frozen=True)
-class Access:
+class Credentials:
     """The headers and certificates of a client."""
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # sent with each request, such as an API key
@@ -171,10 +171,12 @@ class Connection:
     answers.
     """
 
-    def __init__(self, url: str, timeout_s: float, advice: str = START_ADVICE, access: Access | None = None) -> None:
+    def __init__(
+        self, url: str, timeout_s: float, advice: str = START_ADVICE, access: Credentials | None = None
+    ) -> None:
         self._advice = advice
         self._timeout_s = timeout_s
-        self._access = Access() if access is None else access
+        self._access = Credentials() if access is None else access
         try:
             self._address = Address(url)
         except ValueError as error:

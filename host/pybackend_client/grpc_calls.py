@@ -14,7 +14,7 @@ from pybackend.modelconfig.protobuf.messages import message_class
 from pybackend_client.errors import ClientError, ConnectionLostError, DeadlineError, UnreachableError, refused
 from pybackend_client.inference import array_of
 from pybackend_client.tensors import Answer, Ask, Metadata
-from pybackend_client.values import Tensor, WantedTensor
+from pybackend_client.values import ModelTensor, Tensor
 from pybackend_wire.dtypes import DATATYPES
 from pybackend_wire.installation import install_command
 
@@ -32,7 +32,7 @@ def import_grpc() -> Any:
     return grpc
 
 
-class Call(NamedTuple):
+class GrpcCall(NamedTuple):
     """A call of a method, and how its answer is read."""
 
     method: str
@@ -45,29 +45,31 @@ class Call(NamedTuple):
 class GrpcCodec:
     """Makes calls."""
 
-    def ready(self, model: str, version: str) -> Call:
+    def ready(self, model: str, version: str) -> GrpcCall:
         if not model:
-            return Call("ServerReady", _message("ServerReadyRequest"), "ServerReadyResponse", lambda reply: reply.ready)
+            return GrpcCall(
+                "ServerReady", _message("ServerReadyRequest"), "ServerReadyResponse", lambda reply: reply.ready
+            )
         asked = _message("ModelReadyRequest", name=model, version=version)
-        return Call("ModelReady", asked, "ModelReadyResponse", lambda reply: reply.ready)
+        return GrpcCall("ModelReady", asked, "ModelReadyResponse", lambda reply: reply.ready)
 
-    def metadata(self, model: str, version: str) -> Call:
+    def metadata(self, model: str, version: str) -> GrpcCall:
         asked = _message("ModelMetadataRequest", name=model, version=version)
-        return Call("ModelMetadata", asked, "ModelMetadataResponse", _metadata)
+        return GrpcCall("ModelMetadata", asked, "ModelMetadataResponse", _metadata)
 
-    def configuration(self, model: str, version: str) -> Call:
+    def configuration(self, model: str, version: str) -> GrpcCall:
         asked = _message("ModelConfigRequest", name=model, version=version)
-        return Call("ModelConfig", asked, "ModelConfigResponse", _configuration)
+        return GrpcCall("ModelConfig", asked, "ModelConfigResponse", _configuration)
 
-    def infer(self, ask: Ask, tensors: list[Tensor]) -> Call:
-        return Call("ModelInfer", _infer_message(ask, tensors), "ModelInferResponse", _answer, ask.headers)
+    def infer(self, ask: Ask, tensors: list[Tensor]) -> GrpcCall:
+        return GrpcCall("ModelInfer", _infer_message(ask, tensors), "ModelInferResponse", _answer, ask.headers)
 
-    def stream(self, ask: Ask, tensors: list[Tensor], _metadata: Metadata) -> Call:
-        return Call(
+    def stream(self, ask: Ask, tensors: list[Tensor], _metadata: Metadata) -> GrpcCall:
+        return GrpcCall(
             "ModelStreamInfer", _infer_message(ask, tensors), "ModelStreamInferResponse", _streamed, ask.headers
         )
 
-    def route(self, _method: str, path: str, _document: Any) -> Call:
+    def route(self, _method: str, path: str, _document: Any) -> GrpcCall:
         raise ClientError(f"{path} is a route of HTTP: give the client a URL that begins with http://")
 
 
@@ -89,8 +91,8 @@ def _infer_message(ask: Ask, tensors: list[Tensor]) -> Any:
 
 
 def _metadata(reply: Any) -> Metadata:
-    def tensors(listed: Any) -> dict[str, WantedTensor]:
-        return {each.name: WantedTensor(each.name, each.datatype, tuple(each.shape)) for each in listed}
+    def tensors(listed: Any) -> dict[str, ModelTensor]:
+        return {each.name: ModelTensor(each.name, each.datatype, tuple(each.shape)) for each in listed}
 
     return Metadata(reply.name, tuple(reply.versions), tensors(reply.inputs), tensors(reply.outputs))
 
@@ -122,7 +124,7 @@ def _array(tensor: Any) -> np.ndarray:
     return np.array(values, object if tensor.datatype == "BYTES" else DATATYPES[tensor.datatype].numpy)
 
 
-def _read(call: Call, reply: Any) -> Any:
+def _read(call: GrpcCall, reply: Any) -> Any:
     """The result of a call; raises ClientError."""
     try:
         return call.read(reply)
@@ -210,10 +212,10 @@ class _Channel:
         self._made: dict[str, Any] = {}
         self._is_closed = False
 
-    def _metadata(self, call: Call) -> tuple[tuple[str, str], ...]:
+    def _metadata(self, call: GrpcCall) -> tuple[tuple[str, str], ...]:
         return tuple({name.lower(): value for name, value in (*self._headers.items(), *call.headers.items())}.items())
 
-    def _method(self, call: Call, *, streams: bool = False) -> Any:
+    def _method(self, call: GrpcCall, *, streams: bool = False) -> Any:
         if self._is_closed:
             raise ClientError("the client is closed: make another one")
         method = self._made.get(call.method)
@@ -237,7 +239,7 @@ class GrpcTransport(_Channel):
         self._is_closed = True
         self._channel.close()
 
-    def send(self, call: Call, timeout_s: float) -> Any:
+    def send(self, call: GrpcCall, timeout_s: float) -> Any:
         """The result of a call; raises ClientError."""
         try:
             reply = self._method(call)(call.message, timeout=timeout_s, metadata=self._metadata(call))
@@ -245,7 +247,7 @@ class GrpcTransport(_Channel):
             raise _failure(error, self._url, timeout_s) from None
         return _read(call, reply)
 
-    def stream(self, call: Call, timeout_s: float) -> Iterator[Any]:
+    def stream(self, call: GrpcCall, timeout_s: float) -> Iterator[Any]:
         """The results of a stream, one by one, each of which must arrive in time; its end cancels the call."""
         replies = self._method(call, streams=True)(iter([call.message]), metadata=self._metadata(call))
         patience = _Patience(replies.cancel, timeout_s)
@@ -269,7 +271,7 @@ class AsyncGrpcTransport(_Channel):
         self._is_closed = True
         await self._channel.close()
 
-    async def send(self, call: Call, timeout_s: float) -> Any:
+    async def send(self, call: GrpcCall, timeout_s: float) -> Any:
         """The result of a call; raises ClientError."""
         try:
             reply = await self._method(call)(call.message, timeout=timeout_s, metadata=self._metadata(call))
@@ -277,7 +279,7 @@ class AsyncGrpcTransport(_Channel):
             raise _failure(error, self._url, timeout_s) from None
         return _read(call, reply)
 
-    async def stream(self, call: Call, timeout_s: float) -> AsyncIterator[Any]:
+    async def stream(self, call: GrpcCall, timeout_s: float) -> AsyncIterator[Any]:
         """The results of a stream, one by one, each of which must arrive in time; its end cancels the call."""
         replies = self._method(call, streams=True)(iter([call.message]), metadata=self._metadata(call))
         try:

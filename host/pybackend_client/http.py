@@ -20,7 +20,7 @@ from pybackend_client.connection import Address, Events, Reply, model_path
 from pybackend_client.errors import ClientError, ConnectionLostError, DeadlineError, UnreachableError, refused
 from pybackend_client.inference import Request, decoded, encoded, flat_values
 from pybackend_client.tensors import Answer, Ask, Metadata
-from pybackend_client.values import Tensor, WantedTensor
+from pybackend_client.values import ModelTensor, Tensor
 from pybackend_wire.dtypes import DATATYPES
 
 _LENGTH = "Inference-Header-Content-Length"
@@ -31,7 +31,7 @@ _TROUBLE = (OSError, EOFError, ValueError, IndexError, http.client.HTTPException
 """The errors of connections that end, are late, or do not speak HTTP."""
 
 
-class Call(NamedTuple):
+class HttpCall(NamedTuple):
     """A request, and how its answer is read. ``accepts`` are the statuses that are no errors."""
 
     method: str
@@ -45,29 +45,29 @@ class Call(NamedTuple):
 class HttpCodec:
     """Makes calls."""
 
-    def ready(self, model: str, version: str) -> Call:
+    def ready(self, model: str, version: str) -> HttpCall:
         path = f"{model_path(model, version)}/ready" if model else "/v2/health/ready"
-        return Call("GET", path, b"", {}, lambda _reply, status: status == 200, frozenset({200, 400, 404, 503}))
+        return HttpCall("GET", path, b"", {}, lambda _reply, status: status == 200, frozenset({200, 400, 404, 503}))
 
-    def metadata(self, model: str, version: str) -> Call:
-        return Call("GET", model_path(model, version), b"", {}, lambda reply, _: _metadata(json.loads(reply.body)))
+    def metadata(self, model: str, version: str) -> HttpCall:
+        return HttpCall("GET", model_path(model, version), b"", {}, lambda reply, _: _metadata(json.loads(reply.body)))
 
-    def configuration(self, model: str, version: str) -> Call:
-        return Call(
+    def configuration(self, model: str, version: str) -> HttpCall:
+        return HttpCall(
             "GET", f"{model_path(model, version)}/config", b"", {}, lambda reply, _: dict(json.loads(reply.body))
         )
 
-    def infer(self, ask: Ask, tensors: list[Tensor]) -> Call:
+    def infer(self, ask: Ask, tensors: list[Tensor]) -> HttpCall:
         asked = Request(
             ask.model, ask.version, outputs=ask.outputs, parameters=ask.parameters, request_id=ask.request_id
         )
         body, header_bytes = encoded(asked, tensors, binary=True)
         headers = {**ask.headers, "Content-Type": "application/octet-stream", _LENGTH: str(header_bytes)}
-        return Call(
+        return HttpCall(
             "POST", f"{model_path(ask.model, ask.version)}/infer", body, headers, lambda reply, _: _answer(reply)
         )
 
-    def stream(self, ask: Ask, tensors: list[Tensor], metadata: Metadata) -> Call:
+    def stream(self, ask: Ask, tensors: list[Tensor], metadata: Metadata) -> HttpCall:
         document: dict[str, Any] = {"parameters": dict(ask.parameters)}
         for tensor in tensors:
             document[tensor.name] = flat_values(tensor, metadata.inputs[tensor.name])
@@ -75,13 +75,13 @@ class HttpCodec:
             document["id"] = ask.request_id
         path = f"{model_path(ask.model, ask.version)}/generate_stream"
         headers = {**ask.headers, "Content-Type": "application/json"}
-        return Call(
+        return HttpCall(
             "POST", path, json.dumps(document).encode(), headers, lambda reply, _: _event(reply.body, ask, metadata)
         )
 
-    def route(self, method: str, path: str, document: Any) -> Call:
+    def route(self, method: str, path: str, document: Any) -> HttpCall:
         body = b"" if document is None else json.dumps(document).encode()
-        return Call(
+        return HttpCall(
             method,
             path,
             body,
@@ -91,9 +91,9 @@ class HttpCodec:
 
 
 def _metadata(document: Any) -> Metadata:
-    def tensors(kind: str) -> dict[str, WantedTensor]:
+    def tensors(kind: str) -> dict[str, ModelTensor]:
         return {
-            each["name"]: WantedTensor(each["name"], each["datatype"], tuple(map(int, each["shape"])))
+            each["name"]: ModelTensor(each["name"], each["datatype"], tuple(map(int, each["shape"])))
             for each in document[kind]
         }
 
@@ -133,7 +133,7 @@ def _array(values: list[Any], datatype: str) -> np.ndarray:
     return np.array(values, np.float32 if datatype == "BF16" else DATATYPES[datatype].numpy)
 
 
-def _checked(call: Call, status: int, reply: Reply) -> Any:
+def _checked(call: HttpCall, status: int, reply: Reply) -> Any:
     """The result of a call; raises ClientError."""
     if status in call.accepts:
         try:
@@ -213,7 +213,7 @@ class HttpTransport:
         for connection in idle:
             connection.close()
 
-    def send(self, call: Call, timeout_s: float) -> Any:
+    def send(self, call: HttpCall, timeout_s: float) -> Any:
         """The result of a call; raises ClientError."""
         end_s = time.monotonic() + timeout_s
         with self._server.exchange(timeout_s) as opened:
@@ -225,7 +225,7 @@ class HttpTransport:
                 self._keep(connection)
         return _checked(call, response.status, reply)
 
-    def stream(self, call: Call, timeout_s: float) -> Iterator[Any]:
+    def stream(self, call: HttpCall, timeout_s: float) -> Iterator[Any]:
         """The results of a stream, one by one; its end closes the connection."""
         with self._server.exchange(timeout_s) as opened:
             _, response = self._answered(call, timeout_s, opened)
@@ -235,7 +235,7 @@ class HttpTransport:
                 yield _checked(call, response.status, Reply({}, event))
 
     def _answered(
-        self, call: Call, timeout_s: float, opened: ExitStack
+        self, call: HttpCall, timeout_s: float, opened: ExitStack
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         connection = opened.enter_context(closing(self._connected(timeout_s)))
         path = self._server.address.prefix + call.path
@@ -288,7 +288,7 @@ class AsyncHttpTransport:
         for _, writer in idle:
             await _closed(writer)
 
-    async def send(self, call: Call, timeout_s: float) -> Any:
+    async def send(self, call: HttpCall, timeout_s: float) -> Any:
         """The result of a call; raises ClientError."""
         with self._server.exchange(timeout_s) as opened:
             async with asyncio.timeout(timeout_s):
@@ -303,7 +303,7 @@ class AsyncHttpTransport:
             self._idle.append((reader, writer))
         return _checked(call, status, Reply(headers, body))
 
-    async def stream(self, call: Call, timeout_s: float) -> AsyncIterator[Any]:
+    async def stream(self, call: HttpCall, timeout_s: float) -> AsyncIterator[Any]:
         """The results of a stream, one by one; its end closes the connection."""
         with self._server.exchange(timeout_s) as opened:
             async with asyncio.timeout(timeout_s):
@@ -341,7 +341,7 @@ class AsyncHttpTransport:
         opened.callback(writer.close)
         return reader, writer
 
-    def _write(self, writer: asyncio.StreamWriter, call: Call) -> None:
+    def _write(self, writer: asyncio.StreamWriter, call: HttpCall) -> None:
         address = self._server.address
         host = f"[{address.host}]" if ":" in address.host else address.host
         own = {"Host": f"{host}:{address.port}"}

@@ -18,7 +18,7 @@ import numpy as np
 from pybackend.errors import InferenceError, PybackendError, ServerError
 from pybackend.spelling import closest
 from pybackend_client.connection import Connection, Reply, model_path
-from pybackend_client.values import Tensor, WantedTensor, random_tensor, read_tensor, shape_text
+from pybackend_client.values import ModelTensor, Tensor, random_tensor, read_tensor, shape_text
 from pybackend_wire.bytes_tensor import decode_elements
 from pybackend_wire.dtypes import DATATYPES
 
@@ -103,7 +103,7 @@ def output_names(connection: Connection, request: Request) -> list[str]:
     return list(request.outputs) or [str(each.get("name")) for each in metadata.get("outputs", ())]
 
 
-def flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
+def flat_values(tensor: Tensor, spec: ModelTensor) -> list[Any]:
     """A tensor's elements for a route that takes flat lists: it gives them to the last open dimension.
 
     Elements of bytes are base64 if not all of them are texts.
@@ -139,7 +139,7 @@ def _models(connection: Connection) -> list[str]:
     return []
 
 
-def _tensors(request: Request, wanted: Mapping[str, WantedTensor]) -> list[Tensor]:
+def _tensors(request: Request, wanted: Mapping[str, ModelTensor]) -> list[Tensor]:
     tensors = [
         read_tensor(value, _named(name, wanted, request.model)) if isinstance(value, str) else value
         for name, value in request.inputs.items()
@@ -150,7 +150,7 @@ def _tensors(request: Request, wanted: Mapping[str, WantedTensor]) -> list[Tenso
 
 
 @contextmanager
-def _missing_inputs_described(request: Request, wanted: Mapping[str, WantedTensor]) -> Iterator[None]:
+def _missing_inputs_described(request: Request, wanted: Mapping[str, ModelTensor]) -> Iterator[None]:
     """Add to a server's error about missing inputs which types and shapes they have."""
     try:
         yield
@@ -162,7 +162,7 @@ def _missing_inputs_described(request: Request, wanted: Mapping[str, WantedTenso
         raise InferenceError(f"{error.message.rstrip()} {advice}", error.code) from None
 
 
-def wanted_tensors(connection: Connection, request: Request) -> dict[str, WantedTensor]:
+def wanted_tensors(connection: Connection, request: Request) -> dict[str, ModelTensor]:
     """The model's inputs by name. Raises PybackendError if the server does not tell."""
     try:
         metadata = connection.get(model_path(request.model, request.version))
@@ -177,7 +177,7 @@ def wanted_tensors(connection: Connection, request: Request) -> dict[str, Wanted
         raise InferenceError(f"{error.message}. {advice}", error.code) from None
     try:
         return {
-            each["name"]: WantedTensor(each["name"], each["datatype"], tuple(map(int, each["shape"])))
+            each["name"]: ModelTensor(each["name"], each["datatype"], tuple(map(int, each["shape"])))
             for each in metadata["inputs"]
         }
     except (KeyError, TypeError, ValueError):
@@ -186,7 +186,7 @@ def wanted_tensors(connection: Connection, request: Request) -> dict[str, Wanted
         ) from None
 
 
-def _named(name: str, wanted: Mapping[str, WantedTensor], model: str) -> WantedTensor:
+def _named(name: str, wanted: Mapping[str, ModelTensor], model: str) -> ModelTensor:
     if name in wanted:
         return wanted[name]
     similar = closest(name, wanted, _SIMILAR)

@@ -11,7 +11,7 @@ import numpy as np
 from pybackend.errors import PybackendError
 from pybackend.spelling import closest
 from pybackend_client.errors import WrongInputError
-from pybackend_client.values import Tensor, WantedTensor, tensor_of
+from pybackend_client.values import ModelTensor, Tensor, tensor_of
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Metadata:
 
     name: str
     versions: tuple[str, ...]
-    inputs: Mapping[str, WantedTensor]
-    outputs: Mapping[str, WantedTensor]
+    inputs: Mapping[str, ModelTensor]
+    outputs: Mapping[str, ModelTensor]
 
 
 class Answer(Mapping[str, np.ndarray]):

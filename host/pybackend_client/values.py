@@ -27,7 +27,7 @@ _UINT64_MAX = 2**64 - 1
 
 
 @dataclass(frozen=True)
-class WantedTensor:
+class ModelTensor:
     """An input as the model's metadata describes it."""
 
     name: str
@@ -48,7 +48,7 @@ class Tensor:
     data: bytes
 
 
-def read_tensor(text: str, wanted: WantedTensor) -> Tensor:
+def read_tensor(text: str, wanted: ModelTensor) -> Tensor:
     """Read an input.
 
     ``text``: a JSON value; ``@FILE.npy`` or ``@FILE.json``; ``-`` for standard input; for a BYTES input also ``@FILE``,
@@ -58,7 +58,7 @@ def read_tensor(text: str, wanted: WantedTensor) -> Tensor:
     return tensor_of(_read(text, wanted), wanted)
 
 
-def tensor_of(value: Any, wanted: WantedTensor) -> Tensor:
+def tensor_of(value: Any, wanted: ModelTensor) -> Tensor:
     """An input from a Python value or an array. Raises ServerError if it does not fit the input."""
     _known(wanted)
     if not isinstance(value, np.ndarray):
@@ -67,7 +67,7 @@ def tensor_of(value: Any, wanted: WantedTensor) -> Tensor:
     return Tensor(wanted.name, wanted.datatype, array.shape, _wire_bytes(array, wanted.datatype))
 
 
-def random_tensor(wanted: WantedTensor) -> Tensor:
+def random_tensor(wanted: ModelTensor) -> Tensor:
     """Random values for an input: open dimensions have the size 1, numbers lie between 0 and 1 or are small.
 
     Raises ServerError if the datatype is unknown, or they are too many.
@@ -99,7 +99,7 @@ def shape_text(shape: Sequence[int]) -> str:
     return f"[{','.join(map(str, shape))}]"
 
 
-def _known(wanted: WantedTensor) -> DataType:
+def _known(wanted: ModelTensor) -> DataType:
     if wanted.datatype not in DATATYPES:
         raise ServerError(f"input '{wanted.name}' has the datatype {wanted.datatype}, which this command does not know")
     return DATATYPES[wanted.datatype]
@@ -108,7 +108,7 @@ def _known(wanted: WantedTensor) -> DataType:
 # --- Reading --------------------------------------------------------------------------------------------------------
 
 
-def _read(text: str, wanted: WantedTensor) -> Any:
+def _read(text: str, wanted: ModelTensor) -> Any:
     """A Python value from JSON, or an array from a .npy file."""
     if text == "-":
         return _parsed(sys.stdin.buffer.read(), "standard input", wanted)
@@ -121,7 +121,7 @@ def _read(text: str, wanted: WantedTensor) -> Any:
     return text_value(text, wanted)
 
 
-def file_value(data: bytes, path: Path, wanted: WantedTensor) -> Any:
+def file_value(data: bytes, path: Path, wanted: ModelTensor) -> Any:
     """The value in a file's contents; the path's end says which kind of file it is.
 
     Raises ServerError if it cannot be read.
@@ -133,7 +133,7 @@ def file_value(data: bytes, path: Path, wanted: WantedTensor) -> Any:
     return _parsed(data, str(path), wanted)
 
 
-def text_value(text: str, wanted: WantedTensor) -> Any:
+def text_value(text: str, wanted: ModelTensor) -> Any:
     """The value of a JSON text, or of plain text for a BYTES input. Raises ServerError if it is neither."""
     try:
         value = json_value(text)
@@ -162,7 +162,7 @@ def is_npy(data: bytes) -> bool:
     return data.startswith(_NPY_MAGIC)
 
 
-def _table(data: bytes, path: Path, wanted: WantedTensor) -> np.ndarray:
+def _table(data: bytes, path: Path, wanted: ModelTensor) -> np.ndarray:
     """The numbers of a CSV file, one row for each line; a first line with words is its heading."""
     lines = list(csv.reader(io.StringIO(data.decode("utf-8-sig", "replace"))))
     rows: list[list[float]] = []
@@ -187,7 +187,7 @@ def _table(data: bytes, path: Path, wanted: WantedTensor) -> np.ndarray:
     return array.astype(np.int64) if whole else array
 
 
-def _parsed(data: bytes, source: str, wanted: WantedTensor) -> Any:
+def _parsed(data: bytes, source: str, wanted: ModelTensor) -> Any:
     if is_npy(data):
         try:
             return _array_in(data)
@@ -221,7 +221,7 @@ def _array_in(data: bytes) -> np.ndarray:
 # --- Types ----------------------------------------------------------------------------------------------------------
 
 
-def _array_of(value: Any, wanted: WantedTensor) -> np.ndarray:
+def _array_of(value: Any, wanted: ModelTensor) -> np.ndarray:
     if isinstance(value, dict) or value is None:
         raise ServerError(f"input '{wanted.name}' wants {wanted}, not {_quoted(value)}")
     try:
@@ -260,7 +260,7 @@ def _array_of_strings(value: Any) -> np.ndarray:
     return array.reshape(shape)
 
 
-def _as_datatype(array: np.ndarray, wanted: WantedTensor) -> np.ndarray:
+def _as_datatype(array: np.ndarray, wanted: ModelTensor) -> np.ndarray:
     """The array in the wanted datatype, if that loses nothing but a float's precision."""
     if wanted.datatype == "BYTES":
         if array.dtype.kind in "SU":
@@ -312,7 +312,7 @@ def _wire_bytes(array: np.ndarray, datatype: str) -> bytes:
 # --- Shapes ---------------------------------------------------------------------------------------------------------
 
 
-def _shaped(array: np.ndarray, wanted: WantedTensor) -> np.ndarray:
+def _shaped(array: np.ndarray, wanted: ModelTensor) -> np.ndarray:
     """The array in a shape that the input accepts.
 
     Dimensions of size 1 are put in front, such as a batch of one. A flat list is divided among the wanted dimensions,

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pybackend.cli.command_parser import CommandParser
-from pybackend_client.connection import START_ADVICE, Access, Connection, read_key
+from pybackend_client.connection import START_ADVICE, Connection, Credentials, read_key
 
 DEFAULT_URL = "http://localhost:8000"
 METRICS_PORT = 8002
@@ -51,7 +51,7 @@ def add_connection_flags(parser: CommandParser, default_timeout_s: float) -> Non
     add("--insecure", action="store_true", help="accept any certificate of the server")
 
 
-def access_of(given: argparse.Namespace, parser: CommandParser) -> Access:
+def access_of(given: argparse.Namespace, parser: CommandParser) -> Credentials:
     """The headers and certificates that the flags select.
 
     Raises UsageError if a header has another form, and ServerError if the file with the key cannot be read.
@@ -64,7 +64,7 @@ def access_of(given: argparse.Namespace, parser: CommandParser) -> Access:
     key = os.environ.get(_KEY, "").strip() if given.api_key_file is None else read_key(given.api_key_file)
     if key:
         headers["Authorization"] = f"Bearer {key}"
-    return Access(headers, given.root_cert, given.client_cert, given.client_key, verify=not given.insecure)
+    return Credentials(headers, given.root_cert, given.client_cert, given.client_key, verify=not given.insecure)
 
 
 def connection_of(given: argparse.Namespace, parser: CommandParser, advice: str = START_ADVICE) -> Connection:

@@ -34,7 +34,7 @@ def take_over(terminal: "Optional[int]", debugged: bool) -> None:
         terminal: the socket to the server's terminal; None if it has none.
         debugged: an editor's debugger runs in this process.
     """
-    session = None if terminal is None or debugged else ModelDebugger(Terminal(terminal))
+    session = None if terminal is None or debugged else ModelDebugger(TerminalFile(terminal))
     said: Set[Tuple[str, int]] = set()
 
     def set_trace(*, header: "Optional[str]" = None, **_options: Any) -> None:
@@ -51,7 +51,7 @@ def take_over(terminal: "Optional[int]", debugged: bool) -> None:
     pdb.set_trace = set_trace
 
 
-class Terminal(io.TextIOBase):
+class TerminalFile(io.TextIOBase):
     """The server's terminal, as a file."""
 
     encoding = "utf-8"
@@ -97,7 +97,7 @@ class Terminal(io.TextIOBase):
 class ModelDebugger(pdb.Pdb):
     """Pdb on a terminal; it stops in no code of the server's, and ends when the model's code has returned."""
 
-    def __init__(self, terminal: Terminal) -> None:
+    def __init__(self, terminal: TerminalFile) -> None:
         stream: Any = terminal
         # nosigint: Ctrl-C is the server's.
         super().__init__(stdin=stream, stdout=stream, skip=[f"{name}*" for name in _OURS], nosigint=True)

@@ -32,7 +32,7 @@ class _Region:
         self.mapping: Optional[mmap.mmap] = None
 
 
-class ClientMemory:
+class PassedRegions:
     """The regions that the host has passed on."""
 
     def __init__(self) -> None:

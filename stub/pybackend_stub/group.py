@@ -18,7 +18,7 @@ from pybackend_stub.model_modules import ModelModules, renew_lock
 from pybackend_stub.neighbours import MemberReader, Neighbour, NeighbourCalls, Neighbours
 from pybackend_stub.runtime import StubRuntime
 from pybackend_stub.runtimes import SharedRuntime, attach, detach, enter
-from pybackend_stub.steps import FollowingSteps
+from pybackend_stub.steps import StepRunner
 from pybackend_wire.host_messages import FromHost, Initialize, ModelToLoad, Offer, Then
 from pybackend_wire.stub_messages import HandedBack, Occupied, encoded
 
@@ -38,7 +38,7 @@ class Group:
 
     def __init__(self, confined: "Optional[Dict[str, str]]") -> None:
         self._confined = confined
-        self._members: List[Member] = []
+        self._members: List[GroupMember] = []
         self._neighbours = Neighbours()
         self._relay = ForkRelay(self._on_fork)
         self._relay.install()
@@ -49,7 +49,7 @@ class Group:
 
     def _run(self, descriptor: int, nudges: int) -> None:
         try:
-            member = Member(HostChannel(descriptor), nudges, self._confined, self._neighbours)
+            member = GroupMember(HostChannel(descriptor), nudges, self._confined, self._neighbours)
             self._members.append(member)
             try:
                 member.run()
@@ -66,7 +66,7 @@ class Group:
             member.on_fork()
 
 
-class Member(StubLoop):
+class GroupMember(StubLoop):
     """One model of a group, from HELLO to FINALIZED, in its own thread."""
 
     def __init__(
@@ -117,7 +117,7 @@ class Member(StubLoop):
             assert self._neighbour is not None  # the model is loaded
             self._neighbour.offer(message.offered)
 
-    def _following(self, execution: int) -> "Optional[FollowingSteps]":
+    def _following(self, execution: int) -> "Optional[StepRunner]":
         then, tail = self._then.pop(execution, (None, bytearray()))
         for number in list(self._then):  # at once: another thread may be adding some
             if number < execution:  # it was handed back
@@ -126,7 +126,7 @@ class Member(StubLoop):
         if then is None or results is None or runtime is None or runtime.models is None:
             return None
         assert self._neighbour is not None
-        return FollowingSteps(then, tail, self._neighbour, self._neighbours, runtime.models, self._answers, results)
+        return StepRunner(then, tail, self._neighbour, self._neighbours, runtime.models, self._answers, results)
 
     def _execute_alone(self, execution: int, requests: "Sequence[Any]", tail: bytearray) -> None:
         assert self._neighbour is not None  # the model is loaded

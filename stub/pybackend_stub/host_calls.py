@@ -189,7 +189,7 @@ _UNLOAD = "Failed to unload model: "
 _CHECK = "Failed to check model readiness: "
 
 
-class ModelControl:
+class LoadCalls:
     """Asks the host. The calling thread waits for the answer; other threads continue."""
 
     def __init__(self, calls: HostCalls, writer: OutputWriter, instance_name: str) -> None:

@@ -14,10 +14,10 @@ from typing import Any, Callable, Dict, Optional, Sequence
 from pybackend_sdk.logger import Logger
 from pybackend_sdk.model_loader import check_execute, complete_config, import_model
 from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
-from pybackend_stub.client_memory import ClientMemory
+from pybackend_stub.client_memory import PassedRegions
 from pybackend_stub.error_log import ErrorLog
 from pybackend_stub.executor import ModelExecutor, OnceExecutor, StreamExecutor
-from pybackend_stub.host_calls import HostCalls, ModelControl, StubMetrics
+from pybackend_stub.host_calls import HostCalls, LoadCalls, StubMetrics
 from pybackend_stub.memory import StubMemory
 from pybackend_stub.model_calls import ModelCalls
 from pybackend_stub.process import tell_stacks
@@ -109,7 +109,7 @@ class ModelInstance:
         self._channel = channel
         self._memory = memory
         self._errors = errors
-        self._regions = ClientMemory()
+        self._regions = PassedRegions()
         self._main_thread = threading.get_ident()
         self._model_class: Optional[type] = None
         self._model_file = ""
@@ -155,7 +155,7 @@ class ModelInstance:
         runtime.outputs = writer
         self._calls = calls = HostCalls(channel, receiver, memory, self.answers)
         runtime.metrics = StubMetrics(calls, name)
-        runtime.control = ModelControl(calls, writer, name)
+        runtime.control = LoadCalls(calls, writer, name)
         self.model = self._model_class()
         code = getattr(getattr(self.model, "execute", None), "__code__", None)
         if code is not None:

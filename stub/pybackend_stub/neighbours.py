@@ -79,7 +79,7 @@ class LocalRequest:
         return response
 
 
-class Frame(NamedTuple):
+class RunningCall(NamedTuple):
     """A call that is being served in the calling thread, by a model of this process."""
 
     # the calls of the model at the beginning of all such calls, by which the others reach the host, too
@@ -90,10 +90,10 @@ class Frame(NamedTuple):
     request: LocalRequest
 
 
-_FRAME: "ContextVar[Optional[Frame]]" = ContextVar("pybackend_frame", default=None)
+_FRAME: "ContextVar[Optional[RunningCall]]" = ContextVar("pybackend_frame", default=None)
 
 
-def _current() -> "Optional[Frame]":
+def _current() -> "Optional[RunningCall]":
     """The frame of the running code; None for what a call has started and has outlived it."""
     frame = _FRAME.get()
     return None if frame is None or frame.request.is_over else frame
@@ -217,7 +217,7 @@ class Neighbour:
             return False
         return tensor._datatype != "BYTES" or _is_whole(tensor)
 
-    def serve(self, request: InferenceRequest, batch_size: int, frame: Frame) -> InferenceResponse:
+    def serve(self, request: InferenceRequest, batch_size: int, frame: RunningCall) -> InferenceResponse:
         """Execute a request in the calling thread; the caller has taken :attr:`busy`, which is released."""
         clock = time.monotonic_ns
         began_ns = start_ns = end_ns = clock()
@@ -391,7 +391,7 @@ class Neighbours:
                     return None
                 if frame is None:
                     held: Tuple[str, ...] = (neighbour.instance_name,)
-                    frame = Frame(calls, calls.execution(), held, answers, LocalRequest())
+                    frame = RunningCall(calls, calls.execution(), held, answers, LocalRequest())
                 else:
                     held = (*frame.held, neighbour.instance_name)
                     frame = frame._replace(held=held, request=LocalRequest())

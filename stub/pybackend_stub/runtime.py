@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pybackend_sdk.request import InferenceRequest
     from pybackend_sdk.response import InferenceResponse, ResponseIterator
     from pybackend_sdk.response_sender import InferenceResponseSender
-    from pybackend_stub.host_calls import ModelControl, StubMetrics
+    from pybackend_stub.host_calls import LoadCalls, StubMetrics
     from pybackend_stub.model_calls import ModelCalls
     from pybackend_stub.responder import Responder
     from pybackend_stub.tensor_io import OutputWriter
@@ -35,7 +35,7 @@ class StubRuntime(Runtime):
         self.models: Optional[ModelCalls] = None
         self.metrics: Optional[StubMetrics] = None
         # loads and unloads models; None before ``initialize`` and from ``finalize`` on
-        self.control: Optional[ModelControl] = None
+        self.control: Optional[LoadCalls] = None
         self.responder: Optional[Responder] = None
         self.outputs: Optional[OutputWriter] = None
 

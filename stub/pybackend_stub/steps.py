@@ -13,7 +13,7 @@ from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.tensor import Tensor
 from pybackend_stub.channel import MOST_TEXT
 from pybackend_stub.model_calls import ModelCalls
-from pybackend_stub.neighbours import Frame, Lent, LocalRequest, Neighbour, Neighbours, lies_in, tensor_of
+from pybackend_stub.neighbours import Lent, LocalRequest, Neighbour, Neighbours, RunningCall, lies_in, tensor_of
 from pybackend_stub.results import AnswerQueue, ResultWriter
 from pybackend_wire.host_messages import NextStep, Program, Then
 from pybackend_wire.messages import TensorPlace
@@ -29,7 +29,7 @@ _SEQUENCE = frozenset({"sequence_id", "sequence_start", "sequence_end"})
 """The parameters of a response by which a step names the sequence for those that follow: the host does that."""
 
 
-class FollowingSteps:
+class StepRunner:
     """The steps that may follow one execution of a model.
 
     Attributes:
@@ -197,6 +197,6 @@ class FollowingSteps:
         key = LocalRequest(is_cancelled)
         held = (neighbour.instance_name,)
         try:
-            return neighbour.serve(request, batch_size, Frame(self._calls, execution, held, self._answers, key))
+            return neighbour.serve(request, batch_size, RunningCall(self._calls, execution, held, self._answers, key))
         except Exception as error:  # noqa: BLE001  not the model's: the request is answered, and the process goes on
             return neighbour.broken(error)

@@ -10,7 +10,7 @@ from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.request import InferenceRequest, InferenceTrace
 from pybackend_sdk.tensor import DTYPES, Tensor
 from pybackend_stub.channel import HostChannel
-from pybackend_stub.client_memory import ClientMemory, RegionError
+from pybackend_stub.client_memory import PassedRegions, RegionError
 from pybackend_stub.memory import OutputBlock, StubMemory
 from pybackend_stub.receiver import Receiver, Waiter
 from pybackend_wire.bytes_tensor import element_problem
@@ -47,7 +47,7 @@ class TensorReader:
     def __init__(
         self,
         memory: StubMemory,
-        regions: ClientMemory,
+        regions: PassedRegions,
         output_names: "Sequence[str]",
         copy_inputs: bool,
         model_name: str,
@@ -180,7 +180,7 @@ class OutputWriter:
         channel: HostChannel,
         receiver: Receiver,
         memory: StubMemory,
-        regions: ClientMemory,
+        regions: PassedRegions,
         instance_name: str,
     ) -> None:
         self._channel = channel

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pybackend.cli.options import parse
+from pybackend.cli.command_line import parse
 from pybackend_addons.ray.cluster import Cluster
 from pybackend_addons.ray.flags import cluster_settings
 

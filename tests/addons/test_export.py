@@ -13,7 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pybackend.cli.options import parse_serve_flags
+from pybackend.cli.command_line import parse_serve_flags
 from pybackend_addons.ray.cluster import cluster_of
 from pybackend_addons.ray.kubernetes import Deployment, Load, objects
 from tests.addons.command_line import ray_settings

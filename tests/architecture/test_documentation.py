@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pybackend_http2 as http2
-from pybackend.cli.own_process import GC_THRESHOLD
+from pybackend.cli.process_setup import GC_THRESHOLD
 from pybackend.frontend import flow, listener
 from pybackend.frontend.calls import model_calls, open_bytes
 from pybackend.frontend.http import connection, infer_body, request_reader

@@ -12,7 +12,7 @@ import pytest
 from pybackend import plugins
 from pybackend.flag import Flag
 from pybackend.frontend.http.api import Apis
-from pybackend.plugins import APIS, COMMANDS, Row
+from pybackend.plugins import APIS, COMMANDS, PluginRow
 
 _ALONE = """
 import sys
@@ -29,12 +29,12 @@ sys.exit(main({arguments!r}))
 """
 
 
-def rows() -> dict[str, Row[Any]]:
+def rows() -> dict[str, PluginRow[Any]]:
     """All rows, by the module and the object that they name."""
-    found: list[Row[Any]] = []
+    found: list[PluginRow[Any]] = []
 
     def collect(value: object) -> None:
-        if isinstance(value, Row):
+        if isinstance(value, PluginRow):
             found.append(value)
         elif isinstance(value, dict):
             for each in value.values():
@@ -52,7 +52,7 @@ ROWS = rows()
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_a_row_names_an_object_and_the_flags_that_it_has(row: Row[Any]) -> None:
+def test_a_row_names_an_object_and_the_flags_that_it_has(row: PluginRow[Any]) -> None:
     owner = row.load()
     flags: list[Flag] = [flag for group in getattr(owner, "flags", {}).values() for flag in group]
     assert sorted(row.flags) == sorted(flag.name for flag in flags)
@@ -81,9 +81,11 @@ def without(missing: list[str], *arguments: str) -> subprocess.CompletedProcess[
         (plugins.CLOUDS, ["serve", "models", "--allow-sagemaker"]),
         (COMMANDS["write models"]["new"].run, ["new", "m"]),
     ],
-    ids=lambda value: value.what if isinstance(value, Row) else "",
+    ids=lambda value: value.what if isinstance(value, PluginRow) else "",
 )
-def test_what_needs_a_missing_package_ends_in_one_sentence(row: Row[Any], arguments: list[str], tmp_path: Path) -> None:
+def test_what_needs_a_missing_package_ends_in_one_sentence(
+    row: PluginRow[Any], arguments: list[str], tmp_path: Path
+) -> None:
     flag_modules = {each.module for each in ROWS.values() if each.what == row.what}
     done = without(sorted(flag_modules), *arguments)
     assert done.returncode == 1
@@ -98,7 +100,7 @@ def test_a_command_may_need_another_package_than_its_own() -> None:
 
 
 def test_a_module_that_a_plugin_lacks_is_not_taken_for_the_plugin() -> None:
-    row: Row[Any] = Row("nothing", "tests.architecture.lacks_a_module", "NOTHING")
+    row: PluginRow[Any] = PluginRow("nothing", "tests.architecture.lacks_a_module", "NOTHING")
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         row.load()
 

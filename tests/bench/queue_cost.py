@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pybackend.cli.own_process import GC_THRESHOLD
+from pybackend.cli.process_setup import GC_THRESHOLD
 from pybackend.errors import InferenceError
 from pybackend.inference.pending import PendingRequest, RequestHolder
 from pybackend.inference.request import InferenceRequest

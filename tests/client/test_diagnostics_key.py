@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pybackend.process.diagnostics_key import find_headers
-from pybackend_client.connection import Access, Connection
+from pybackend_client.connection import Connection, Credentials
 from tests.support.server import ServerProcess
 
 
@@ -20,5 +20,7 @@ def test_clients_find_the_key_by_the_address_to_which_they_are_connected(
     (tmp_path / "models").mkdir()
     place = server.wait_for(r"Started HTTPService at (\S+?)\"")[1]
     url = place if place.startswith("unix:") else f"http://localhost:{place.rpartition(':')[2]}"
-    assert Connection(url, 30, access=Access(find_headers=find_headers)).get("/v2/diagnostics/settings")["settings"]
+    assert Connection(url, 30, access=Credentials(find_headers=find_headers)).get("/v2/diagnostics/settings")[
+        "settings"
+    ]
     server.stop()

@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pybackend.cli.options import parse_serve_flags
+from pybackend.cli.command_line import parse_serve_flags
 from tests.support.gates import wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving

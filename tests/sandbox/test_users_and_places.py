@@ -14,7 +14,7 @@ import pytest
 
 from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.errors import ModelLoadError
-from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox
+from pybackend.sandbox.model_sandbox import ModelSandbox, ReachableFiles
 from pybackend.sandbox.options import SandboxOptions
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend.sandbox.users import UserRange, _usable_range
@@ -68,7 +68,7 @@ def test_a_model_without_a_user_of_its_own_is_not_loaded(locks, tmp_path, level)
         last.take()
         sandbox = Sandbox(SandboxSettings(level=level), [], tmp_path / "cache" / "bundle")
         sandbox.users = UserRange([directory])
-        files = ModelFiles(tmp_path, tmp_path, tmp_path / "model.py", HOST_ENVIRONMENT)
+        files = ReachableFiles(tmp_path, tmp_path, tmp_path / "model.py", HOST_ENVIRONMENT)
         with pytest.raises(ModelLoadError, match=r"cannot have its own user: .* have taken all users"):
             ModelSandbox(sandbox, "model", level, SandboxOptions(), files).of_instance(0)
         sandbox.close()

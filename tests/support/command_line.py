@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from pybackend.cli.command_line import parse
 from pybackend.cli.commands import runnable
-from pybackend.cli.options import parse
 from pybackend.settings import Settings
 
 

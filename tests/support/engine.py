@@ -11,7 +11,7 @@ import numpy as np
 
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.environment.environment import Environment
-from pybackend.frontend.calls.services import EngineRouter, ModelServices
+from pybackend.frontend.calls.services import EnsembleDoor, StubCallDispatcher
 from pybackend.inference.pending import PendingRequest, QueuedBytes, RequestHolder
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
@@ -94,10 +94,10 @@ async def engine_on(
     scan = scan_repositories([repository, *more_repositories], (), remote.listings, namespacing=namespacing)
     models = ModelRepository(scan, host, remote)
     engine = InferenceEngine(models, server_id="test", strict_readiness=True)
-    services = ModelServices(engine, models.catalogue)
+    services = StubCallDispatcher(engine, models.catalogue)
     engine.repository = models  # what tests look into
     try:
-        await models.load_all(services, EngineRouter(engine, models.catalogue, services))
+        await models.load_all(services, EnsembleDoor(engine, models.catalogue, services))
         engine.state = EngineState.READY
         yield engine
     finally:
@@ -105,11 +105,11 @@ async def engine_on(
         launcher.close()
 
 
-def services_without_models(launcher: StubLauncher) -> ModelServices:
+def services_without_models(launcher: StubLauncher) -> StubCallDispatcher:
     """The services of a server that has no models, for a model or a process beside it."""
     remote = RemoteRepositories()
     models = ModelRepository(scan_repositories([]), ModelHost(launcher=launcher), remote)
-    return ModelServices(InferenceEngine(models, server_id="test", strict_readiness=True), models.catalogue)
+    return StubCallDispatcher(InferenceEngine(models, server_id="test", strict_readiness=True), models.catalogue)
 
 
 def input_tensor(name: str, array: np.ndarray) -> InputTensor:

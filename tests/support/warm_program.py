@@ -13,7 +13,7 @@ import sys
 from importlib import import_module
 
 _THREADS = "OPENBLAS_NUM_THREADS"
-_MODULES = ("pybackend.cli.commands", "pybackend.cli.options", "pybackend.server", "uvloop")
+_MODULES = ("pybackend.cli.commands", "pybackend.cli.command_line", "pybackend.server", "uvloop")
 _LARGEST_REQUEST_BYTES = 1 << 20
 
 _ended: list[int] = []

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from pybackend.cli.command_line import parse_serve_flags
 from pybackend.cli.command_parser import UsageError
 from pybackend.cli.commands import serve
-from pybackend.cli.options import parse_serve_flags
 from pybackend.errors import PybackendError
 from pybackend_wire.caller import FAILED, packet
 

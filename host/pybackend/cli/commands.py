@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pybackend.cli.command_line import CommandLine, parse, print_help
 from pybackend.cli.command_parser import UsageError
-from pybackend.cli.options import CommandLine, parse, print_help
 from pybackend.cli.output import print_error
-from pybackend.cli.places import refuse_bare_models
+from pybackend.cli.repository_arguments import refuse_bare_models
 from pybackend.cli.setting_sources import settings_text
 from pybackend.errors import PybackendError, ServerError, SettingError
 from pybackend.plugins import COMMANDS, RUNNERS
@@ -90,12 +90,12 @@ def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> in
     LOG.open(settings.log, sys.stdout if visitor is None else sys.stderr)
     for warning in settings.warnings:
         logging.getLogger(__name__).warning("%s", warning)
-    from pybackend.prepared import serve_prepared
+    from pybackend.startup import serve_prepared
 
     def run_loop(settings: Settings, scan: RepositoryScan, launcher: StubLauncher, remote: RemoteRepositories) -> int:
         import uvloop
 
-        from pybackend.cli.own_process import run_server
+        from pybackend.cli.process_setup import run_server
         from pybackend.server import Server
 
         # Exempt them from collection: traversing a hundred thousand permanent objects would delay the first response.

@@ -19,7 +19,7 @@ from pybackend.cli.flag_values import (
 from pybackend.cli.flags import UNUSED
 from pybackend.cli.trace_config import trace_settings, trace_warnings
 from pybackend.errors import ServerError, SettingError
-from pybackend.frontend.http.further_port import Service
+from pybackend.frontend.http.further_port import FurtherService
 from pybackend.plugins import STORAGE, further_port_owners
 from pybackend.settings import (
     ALL_ADDRESSES,
@@ -143,11 +143,15 @@ def _endpoints(given: argparse.Namespace, ports: Sequence[FurtherPortSettings]) 
     )
     allowed = not any(port.replaces_v2 for port in ports)
     services = (
-        Service("HTTP", allowed if given.allow_http is None else given.allow_http, given.http_address, given.http_port),
-        Service("gRPC", allowed if given.allow_grpc is None else given.allow_grpc, given.grpc_address, given.grpc_port),
-        Service("Metrics", given.allow_metrics, metrics_address, given.metrics_port),
+        FurtherService(
+            "HTTP", allowed if given.allow_http is None else given.allow_http, given.http_address, given.http_port
+        ),
+        FurtherService(
+            "gRPC", allowed if given.allow_grpc is None else given.allow_grpc, given.grpc_address, given.grpc_port
+        ),
+        FurtherService("Metrics", given.allow_metrics, metrics_address, given.metrics_port),
     )
-    _check_ports(*services, *(Service(port.name, True, ALL_ADDRESSES, port.port) for port in ports))
+    _check_ports(*services, *(FurtherService(port.name, True, ALL_ADDRESSES, port.port) for port in ports))
     fields = {
         "http.enabled": services[0].is_served,
         "http.tls": _tls(given, "http"),
@@ -161,7 +165,7 @@ def _endpoints(given: argparse.Namespace, ports: Sequence[FurtherPortSettings]) 
     return fields
 
 
-def _check_ports(*services: Service) -> None:
+def _check_ports(*services: FurtherService) -> None:
     """Refuse two services at one address and port."""
     for (name, served, *place), (other, other_served, *other_place) in combinations(services, 2):
         is_local = str(place[0]).startswith(LOCAL_ADDRESS)

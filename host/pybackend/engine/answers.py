@@ -56,7 +56,7 @@ _BY_CODE = {
 }
 
 
-class Refusal(NamedTuple):
+class RefusalLabels(NamedTuple):
     """The labels of one count."""
 
     protocol: str
@@ -88,10 +88,10 @@ class RefusalCounts(Refusals):
 
     def __init__(self, full_name: Callable[[str], str]) -> None:
         self._full_name = full_name
-        self.counts: Counter[Refusal] = Counter()  # number of refused requests
+        self.counts: Counter[RefusalLabels] = Counter()  # number of refused requests
 
     def add(self, protocol: str, reason: RefusalReason, message: str, model: str = "", sender: str = "") -> None:
-        self.counts[Refusal(protocol, self._full_name(model) if model else "", reason)] += 1
+        self.counts[RefusalLabels(protocol, self._full_name(model) if model else "", reason)] += 1
         log.debug(
             "Refused a request%s over %s%s (%s): %s",
             f" for model '{model}'" if model else "",

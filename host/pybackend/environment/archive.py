@@ -163,7 +163,7 @@ class MemberKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ArchiveEntry:
     """One checked archive entry."""
 
     path: str  # relative to the target directory
@@ -209,7 +209,7 @@ class ArchiveReader:
         """The error for an archive that must not be unpacked."""
         return ModelEnvironmentError(f"{self._source} is refused: {reason}")
 
-    def members(self) -> Iterator[Member]:
+    def members(self) -> Iterator[ArchiveEntry]:
         """All members. Each yielded member is safe; the archive as a whole is valid only after the last.
 
         Raises ModelEnvironmentError if the archive is broken, of an unsupported format, or unsafe.
@@ -219,7 +219,7 @@ class ArchiveReader:
         except _DAMAGE as error:
             raise self._broken(str(error)) from error
 
-    def _members(self) -> Iterator[Member]:
+    def _members(self) -> Iterator[ArchiveEntry]:
         count, total_bytes = 0, 0
         packed_bytes = os.fstat(self._file.fileno()).st_size
         most_bytes = min(MOST_UNPACKED_BYTES, FREE_BYTES + MOST_FACTOR * packed_bytes)
@@ -268,22 +268,22 @@ class ArchiveReader:
             f"{self._source} ({size} bytes) is broken or truncated ({reason}): copy it again, or pack it again"
         )
 
-    def _member(self, entry: Entry) -> Member | None:
+    def _member(self, entry: Entry) -> ArchiveEntry | None:
         path = self._tree.checked(entry.name)
         match entry.kind:
             case tarfile.DIRTYPE:
                 self._tree.add_directory(path)
-                return Member(path, MemberKind.DIRECTORY) if path else None
+                return ArchiveEntry(path, MemberKind.DIRECTORY) if path else None
             case tarfile.SYMTYPE:
                 self._tree.add_link(path, entry.target)
-                return Member(path, MemberKind.LINK, target=entry.target)
+                return ArchiveEntry(path, MemberKind.LINK, target=entry.target)
             case tarfile.LNKTYPE:
                 target = self._tree.checked(entry.target)
                 self._tree.add_hard_link(path, target)
-                return Member(path, MemberKind.HARD_LINK, target=target)
+                return ArchiveEntry(path, MemberKind.HARD_LINK, target=target)
             case tarfile.REGTYPE:
                 self._tree.add_file(path)
-                return Member(
+                return ArchiveEntry(
                     path,
                     MemberKind.FILE,
                     entry.size,

@@ -51,7 +51,7 @@ def key_of(file: BinaryIO, cancelled: threading.Event) -> str:
     return digest.hexdigest()
 
 
-class KnownKeys:
+class HashedKeys:
     """Keys of files that were hashed before, valid while size, times and inode stay the same."""
 
     def __init__(self, directory: Path) -> None:
@@ -225,7 +225,7 @@ class EnvironmentCache:
         self.directory = directory / _ENVIRONMENTS
         self.records = EnvironmentRecords(self.directory)
         self._limit_bytes = limit_bytes
-        self._known = KnownKeys(directory / _ARCHIVES)
+        self._known = HashedKeys(directory / _ARCHIVES)
 
     def hold(self, archive: Path, cancelled: threading.Event) -> HeldEnvironment:
         """The environment for an archive's current content, unpacked if necessary. Blocking: not for the event loop.

@@ -40,7 +40,7 @@ class Binary:
     machine: str
     loader: str = ""  # its dynamic loader, such as ``/lib64/ld-linux-x86-64.so.2``; empty for a library
     glibc: tuple[int, int] | None = None  # the oldest glibc that it runs with, None if it needs none
-    lacks_way: bool = False  # it needs Python's library but has no relative path to it
+    lacks_relative_rpath: bool = False  # it needs Python's library but has no relative path to it
 
 
 def read_binary(path: Path) -> Binary | None:
@@ -73,7 +73,7 @@ def _read(content: mmap.mmap) -> Binary:
         machine=_MACHINES.get(machine, f"processor number {machine}"),
         loader="" if loader is None else _text(content, loader),
         glibc=max(((int(match[1]), int(match[2])) for match in _GLIBC.finditer(strings)), default=None),
-        lacks_way=_PYTHON_LIBRARY in strings and _RELATIVE not in strings,
+        lacks_relative_rpath=_PYTHON_LIBRARY in strings and _RELATIVE not in strings,
     )
 
 

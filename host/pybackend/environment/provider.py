@@ -201,12 +201,12 @@ class EnvironmentProvider:
         else:  # one that changes when packages are installed
             libraries = interpreter.libraries
             identity = f"{os.fspath(prefix)} {0 if libraries is None else libraries.stat().st_mtime_ns}"
-        lacks_way = interpreter.binary is not None and interpreter.binary.lacks_way
+        lacks_relative_rpath = interpreter.binary is not None and interpreter.binary.lacks_relative_rpath
         environment = Environment(
             python=interpreter.python,
             identity=identity,
             prefix=prefix,
-            variables=activation_variables(prefix, manifest, keeps_library_path=lacks_way),
+            variables=activation_variables(prefix, manifest, keeps_library_path=lacks_relative_rpath),
         )
         hooks = hooks_of(prefix, has_manifest=manifest is not None)
         if not hooks or self._effects is None:

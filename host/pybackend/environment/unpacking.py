@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from pybackend.environment.archive import ArchiveReader, Member, MemberKind
+from pybackend.environment.archive import ArchiveEntry, ArchiveReader, MemberKind
 from pybackend.errors import ErrorCode, ModelEnvironmentError
 
 _CHUNK_BYTES = 1024 * 1024
@@ -161,7 +161,7 @@ def _unpack(
     return inventory
 
 
-def _make_directories(directory: Path, member: Member, made: set[str]) -> None:
+def _make_directories(directory: Path, member: ArchiveEntry, made: set[str]) -> None:
     path = member.path if member.kind is MemberKind.DIRECTORY else member.path.rpartition("/")[0]
     missing = []
     while path not in made:
@@ -173,7 +173,7 @@ def _make_directories(directory: Path, member: Member, made: set[str]) -> None:
         made.add(path)
 
 
-def _write(path: Path, member: Member, cancelled: threading.Event) -> tuple[int, str]:
+def _write(path: Path, member: ArchiveEntry, cancelled: threading.Event) -> tuple[int, str]:
     assert member.content is not None
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     size = 0

@@ -107,7 +107,7 @@ class Client(Protocol):
         """Disconnect the client, and release the memory of requests that are arriving: it is too slow."""
 
 
-class Flow:
+class ClientBytes:
     """The bytes of one client.
 
     Attributes:
@@ -198,11 +198,11 @@ class ClientMemory:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0  # the current total
-        self.sending: set[Flow] = set()  # the flows that may hold memory of models while their requests arrive
-        self.counted: set[Flow] = set()  # the flows of which bytes are counted
-        self._leaving: list[tuple[set[Flow], Callable[[], None]]] = []
+        self.sending: set[ClientBytes] = set()  # the flows that may hold memory of models while their requests arrive
+        self.counted: set[ClientBytes] = set()  # the flows of which bytes are counted
+        self._leaving: list[tuple[set[ClientBytes], Callable[[], None]]] = []
 
-    def count(self, flow: Flow) -> bool:
+    def count(self, flow: ClientBytes) -> bool:
         """Count what a flow takes now, and disconnect slow clients if it is too much; False if it still is: nothing changes."""
         total = flow.held_bytes + flow.unread_bytes
         wanted = total if total > UNCOUNTED_BYTES and flow.client is not None else 0
@@ -217,7 +217,7 @@ class ClientMemory:
         self._set(flow, wanted)
         return True
 
-    def forget(self, flow: Flow) -> None:
+    def forget(self, flow: ClientBytes) -> None:
         self._set(flow, 0)
         self.sending.discard(flow)
         for entry in tuple(self._leaving):
@@ -241,7 +241,7 @@ class ClientMemory:
 
         ``is_part`` says it of a tensor. ``then`` is called once the responses are released; False if there is no such client.
         """
-        leaving: set[Flow] = set()
+        leaving: set[ClientBytes] = set()
         for flow in _slow(self.counted):
             assert flow.client is not None
             held_bytes = _held_bytes(flow.client.unread, is_part)
@@ -254,7 +254,7 @@ class ClientMemory:
             self.drop(flow)
         return bool(leaving)
 
-    def drop_sender(self, shares: Callable[[ClientAdmission], bool], wants: Flow | None = None) -> bool:
+    def drop_sender(self, shares: Callable[[ClientAdmission], bool], wants: ClientBytes | None = None) -> bool:
         """Disconnect the slowest client, but the one that wants memory, whose request holds memory that ``shares`` accepts.
 
         False if no slow one does.
@@ -266,13 +266,13 @@ class ClientMemory:
                 return True
         return False
 
-    def drop(self, flow: Flow) -> None:
+    def drop(self, flow: ClientBytes) -> None:
         """Disconnect a slow client."""
         self._set(flow, 0)
         self.sending.discard(flow)
         flow.drop()
 
-    def _set(self, flow: Flow, nbytes: int) -> None:
+    def _set(self, flow: ClientBytes, nbytes: int) -> None:
         self.used_bytes += nbytes - flow.counted_bytes
         flow.counted_bytes = nbytes
         if nbytes:
@@ -281,7 +281,7 @@ class ClientMemory:
             self.counted.discard(flow)
 
 
-def _slow(flows: Iterable[Flow]) -> list[Flow]:
+def _slow(flows: Iterable[ClientBytes]) -> list[ClientBytes]:
     """Those of slow clients, the slowest first."""
     return sorted([flow for flow in flows if flow.pace.is_slow], key=lambda flow: flow.pace.rate_bytes_per_s)
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from pybackend.inference.request import InferenceRequest
-from pybackend.observability.access_log import Access, AccessLog
+from pybackend.observability.access_log import AccessLog, AccessRecord
 from pybackend.observability.logging import LOG
 from pybackend.observability.tracing.context import read_context
 from pybackend.observability.tracing.request_trace import RequestTrace
@@ -117,7 +117,7 @@ class RequestRecord:
         access = self._request_log.access
         if access is not None:
             access.add(
-                Access(
+                AccessRecord(
                     self._protocol,
                     self._client,
                     self._method,

@@ -11,10 +11,10 @@ from html import escape
 from queue import SimpleQueue
 from typing import Any, Self
 
-from pybackend.in_process.call import Answer, Call
+from pybackend.in_process.call import CopiedResponse, PendingCall
 from pybackend.in_process.crossing import Crossing
 from pybackend.in_process.errors import InternalError, InvalidArgumentError, TritonError, UnavailableError, error_of
-from pybackend.in_process.memory import Place
+from pybackend.in_process.memory import OutputTarget
 from pybackend.in_process.tensor import Tensor
 
 
@@ -46,7 +46,7 @@ class InferenceResponse:
         return rows or [("outputs", "none")]
 
 
-_END = Answer({}, None, None, final=True)
+_END = CopiedResponse({}, None, None, final=True)
 """For other threads that wait for a response after the last one."""
 
 
@@ -57,7 +57,7 @@ class _Reader:
 
     _READING = "not read: a `for` loop reads the responses, `.outputs` waits for the only one"
 
-    def _begin(self, model: Any, call: Call, place: Place | None, *, raises: bool) -> None:
+    def _begin(self, model: Any, call: PendingCall, place: OutputTarget | None, *, raises: bool) -> None:
         self._model = model
         self._call = call
         self._place = place  # for outputs; None leaves them where they are
@@ -89,7 +89,7 @@ class _Reader:
         if not self._is_over:
             self._call.crossing.send(self._call.abandon)
 
-    def _response(self, answer: Answer) -> InferenceResponse:
+    def _response(self, answer: CopiedResponse) -> InferenceResponse:
         if answer.final:  # never False again: another thread may have read the last one meanwhile
             self._is_over = True
         outputs, error = answer.outputs, None if answer.error is None else error_of(answer.error)
@@ -126,7 +126,13 @@ class ResponseIterator(_Reader):
     __slots__ = ("_answers", "_pid")
 
     def __init__(
-        self, model: Any, call: Call, answers: SimpleQueue[Answer], place: Place | None, *, raises: bool
+        self,
+        model: Any,
+        call: PendingCall,
+        answers: SimpleQueue[CopiedResponse],
+        place: OutputTarget | None,
+        *,
+        raises: bool,
     ) -> None:
         self._answers = answers
         self._pid = os.getpid()
@@ -181,9 +187,9 @@ class Mailbox:
     def __init__(self, crossing: Crossing) -> None:
         self._crossing = crossing
         self._waiter: asyncio.Future[None] | None = None
-        self.waiting: deque[Answer] = deque()  # the answers that nobody has read
+        self.waiting: deque[CopiedResponse] = deque()  # the answers that nobody has read
 
-    def deliver(self, answer: Answer) -> None:
+    def deliver(self, answer: CopiedResponse) -> None:
         """Take an answer; called on the engine's loop."""
         self.waiting.append(answer)
         self._crossing.send(self._wake)
@@ -225,7 +231,9 @@ class AsyncResponseIterator(_Reader):
 
     _READING = "not read: `async for` reads the responses, `await` waits for the only one"
 
-    def __init__(self, model: Any, call: Call, answers: Mailbox, place: Place | None, *, raises: bool) -> None:
+    def __init__(
+        self, model: Any, call: PendingCall, answers: Mailbox, place: OutputTarget | None, *, raises: bool
+    ) -> None:
         self._answers = answers
         self._begin(model, call, place, raises=raises)
 

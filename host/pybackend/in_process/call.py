@@ -30,7 +30,7 @@ PROTOCOL = "in_process"
 SENDER = Sender(PROTOCOL)
 
 
-class Answer(Struct, eq=False):
+class CopiedResponse(Struct, eq=False):
     """A response with copies of its outputs, or its error."""
 
     outputs: dict[str, Tensor]
@@ -39,11 +39,11 @@ class Answer(Struct, eq=False):
     final: bool
 
 
-Deliver = Callable[[Answer], object]
+Deliver = Callable[[CopiedResponse], object]
 """Takes an answer on the engine's loop, and passes it on to the thread or the event loop that waits for it."""
 
 
-def nowhere(_answer: Answer) -> None:
+def nowhere(_answer: CopiedResponse) -> None:
     """For answers that nobody reads any more."""
 
 
@@ -65,7 +65,7 @@ Accepted = Recurring[Kinds, None]
 """The inputs of requests that were right: callers do not wait until one like them is checked."""
 
 
-class Call:
+class PendingCall:
     """A call; its methods are steps for the engine's loop.
 
     Args:
@@ -215,7 +215,7 @@ class Call:
             self._admission.release()
         self.is_refused = True
         self._taken()
-        self._pass(Answer({}, None, error, final=True))
+        self._pass(CopiedResponse({}, None, error, final=True))
 
     def cancel(self) -> None:
         """The caller does not want the answer."""
@@ -248,7 +248,7 @@ class Call:
                     self._copy(self._copy_slowly(self._responses))
                     return
                 outputs.setdefault(output.name, Tensor.of_model(output.datatype, output.shape, bytearray(output.data)))
-        answer = Answer(outputs, response.parameters, response.error, response.final)
+        answer = CopiedResponse(outputs, response.parameters, response.error, response.final)
         response.release()
         self._pass(answer)
 
@@ -266,12 +266,12 @@ class Call:
             except Exception:  # such as a lack of memory; the caller waits for an answer
                 log.exception("a response of model '%s' could not be copied", self._request.model_name)
                 outputs, error = {}, _UNEXPECTED.again()
-            answer = Answer(outputs, response.parameters, error, response.final)
+            answer = CopiedResponse(outputs, response.parameters, error, response.final)
             response.release()
             self._pass(answer)
         self._responses = self._copying = None
 
-    def _pass(self, answer: Answer) -> None:
+    def _pass(self, answer: CopiedResponse) -> None:
         error = answer.error
         self._deliver(answer)
         if answer.final:

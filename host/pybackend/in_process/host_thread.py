@@ -28,12 +28,12 @@ from pybackend.in_process.crossing import Crossing
 from pybackend.in_process.errors import UnavailableError
 from pybackend.in_process.metrics import CALLERS_METRICS
 from pybackend.observability.logging import LOG
-from pybackend.prepared import serve_prepared
 from pybackend.process.launcher import StubLauncher
 from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.remote import RemoteRepositories
 from pybackend.server import Server
 from pybackend.settings import Settings
+from pybackend.startup import serve_prepared
 from pybackend.threads import start_thread
 
 log = logging.getLogger(__name__)

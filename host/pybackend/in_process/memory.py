@@ -112,7 +112,7 @@ default_memory_allocators: dict[MemoryType, MemoryAllocator] = {MemoryType.CPU: 
 
 
 @dataclass
-class Place:
+class OutputTarget:
     """Where a caller wants the outputs of a request, if it brings the memory."""
 
     allocator: MemoryAllocator
@@ -120,7 +120,7 @@ class Place:
     memory_type_id: int
 
     @staticmethod
-    def of(fields: Mapping[str, Any]) -> Place | None:
+    def of(fields: Mapping[str, Any]) -> OutputTarget | None:
         """The place that the fields of a request name; None for copies in the host's memory.
 
         Raises InvalidArgumentError: nobody has such memory.
@@ -135,7 +135,7 @@ class Place:
             raise InvalidArgumentError(
                 f"outputs lie in the host's memory: output_memory_type can be {kind} only with an output_memory_allocator"
             )
-        return Place(allocator, kind, number)
+        return OutputTarget(allocator, kind, number)
 
     def copy(self, name: str, data: memoryview) -> memoryview:
         """The bytes of an output, in memory of the allocator's."""

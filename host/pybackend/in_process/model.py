@@ -14,7 +14,17 @@ from typing import Any
 
 from pybackend.engine.description import ModelDescription
 from pybackend.in_process.answers import AsyncResponseIterator, InferenceResponse, Mailbox, ResponseIterator
-from pybackend.in_process.call import MOST_ROUTES, Accepted, Answer, Call, Deliver, Routes, is_large, kinds_of, nowhere
+from pybackend.in_process.call import (
+    MOST_ROUTES,
+    Accepted,
+    CopiedResponse,
+    Deliver,
+    PendingCall,
+    Routes,
+    is_large,
+    kinds_of,
+    nowhere,
+)
 from pybackend.in_process.crossing import Crossing, crossing_to_caller
 from pybackend.in_process.errors import InvalidArgumentError, TritonError, WrongTypeError, error_of
 from pybackend.in_process.host_thread import HostThread
@@ -22,7 +32,7 @@ from pybackend.in_process.life import Life
 from pybackend.in_process.memory import (
     DeviceOrMemoryType,
     MemoryAllocator,
-    Place,
+    OutputTarget,
 )
 from pybackend.in_process.tensor import tensor_of
 from pybackend.inference import request as engine
@@ -95,7 +105,7 @@ class Model:
         wrong otherwise. Other errors are raised by the iterator. Unless ``raise_on_error``, errors are in its responses.
         """
         host, sent, queue, place = self._request(inference_request, fields)
-        answers: SimpleQueue[Answer] = SimpleQueue()
+        answers: SimpleQueue[CopiedResponse] = SimpleQueue()
         deliver: Deliver = answers.put
         backlog = answers.qsize
         rest: Deliver = nowhere
@@ -110,7 +120,7 @@ class Model:
         if kinds_of(sent.inputs) not in self._accepted or any(map(is_large, sent.inputs)):
             taken = SimpleQueue()
         on_taken = None if taken is None else partial(taken.put, None)
-        call = Call(
+        call = PendingCall(
             host.server.engine,
             host.crossing,
             sent,
@@ -150,7 +160,7 @@ class Model:
             put = partial(_put_across, crossing, queue)
             deliver, backlog = partial(self._deliver_twice, deliver, put, sent.id), int
             rest = partial(self._deliver_twice, nowhere, put, sent.id)
-        call = Call(
+        call = PendingCall(
             host.server.engine,
             host.crossing,
             sent,
@@ -163,14 +173,14 @@ class Model:
         )
         return AsyncResponseIterator(self, call, answers, place, raises=raise_on_error)
 
-    def _deliver_twice(self, first: Any, second: Any, request_id: str, answer: Answer) -> None:
+    def _deliver_twice(self, first: Any, second: Any, request_id: str, answer: CopiedResponse) -> None:
         error = None if answer.error is None else error_of(answer.error)
         first(answer)
         second(InferenceResponse(self, request_id, dict(answer.parameters or {}), answer.outputs, error, answer.final))
 
     def _request(
         self, request: InferenceRequest | None, fields: dict[str, Any]
-    ) -> tuple[HostThread, engine.InferenceRequest, Any, Place | None]:
+    ) -> tuple[HostThread, engine.InferenceRequest, Any, OutputTarget | None]:
         """The thread that serves, the request as the engine takes it, the caller's queue for responses and memory for outputs, if any."""
         if request is None:
             for name in fields:
@@ -195,7 +205,7 @@ class Model:
         if len(fields) == 1 and "inputs" in fields:  # true for nearly every request
             return host, sent, None, None
         _apply(sent, fields)
-        queue, place = fields.get("response_queue"), Place.of(fields)
+        queue, place = fields.get("response_queue"), OutputTarget.of(fields)
         if queue is not None and place is not None:
             raise InvalidArgumentError(
                 "outputs in memory of an allocator's cannot go to a response_queue: use one of both"

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from pybackend.in_process.errors import InvalidArgumentError, UnsupportedError
-from pybackend.in_process.memory import DeviceOrMemoryType, DLDeviceType, MemoryBuffer, MemoryType, Place, memory_of
+from pybackend.in_process.memory import (
+    DeviceOrMemoryType,
+    DLDeviceType,
+    MemoryBuffer,
+    MemoryType,
+    OutputTarget,
+    memory_of,
+)
 from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer, InputTensor
 from pybackend_wire.bytes_tensor import decode_elements, encode_elements
 from pybackend_wire.dlpack import DlpackError, check_destination, export_memory, import_memory
@@ -104,7 +111,7 @@ class Tensor:
         """The memory of the elements."""
         return MemoryBuffer(self.data_ptr, MemoryType.CPU, 0, self.size, self)
 
-    def copied_to(self, place: Place, name: str) -> Tensor:
+    def copied_to(self, place: OutputTarget, name: str) -> Tensor:
         """This output in memory that the caller brings."""
         return Tensor.of_model(self._datatype, self._shape, place.copy(name, memoryview(self._data)))
 

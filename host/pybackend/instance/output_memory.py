@@ -219,12 +219,12 @@ class OutputMemory:
         present = self.total_bytes
         limit = self._limit_bytes
         size = growth_bytes(nbytes, present, limit)
-        if not self._budget.has_room(size):
+        if not self._budget.make_room(size):
             size = whole_pages(nbytes)
         try:
             if present + size > limit:
                 raise InferenceError(f"its limit is {limit} bytes (--model-memory-limit)")
-            if not self._budget.has_room(size):
+            if not self._budget.make_room(size):
                 raise InferenceError(
                     f"the limit of all models is {self._budget.limit_bytes} bytes (--tensor-memory-limit)"
                 )

@@ -22,7 +22,7 @@ _MOST_STACKS, _MOST_CHARACTERS = 200, 500
 
 
 @dataclass(frozen=True)
-class Frame:
+class StackFrame:
     """A call that has not returned."""
 
     file: str
@@ -38,7 +38,7 @@ class Stack:
     """The stack of a thread or of a coroutine; the innermost call comes first."""
 
     title: str
-    frames: Sequence[Frame]
+    frames: Sequence[StackFrame]
 
     @property
     def executes(self) -> bool:
@@ -93,7 +93,7 @@ class StubStacks:
 
 def parse_stacks(text: str) -> list[Stack]:
     """The stacks in a text, in the form that CPython's ``faulthandler`` writes."""
-    stacks: list[tuple[str, list[Frame]]] = []
+    stacks: list[tuple[str, list[StackFrame]]] = []
     for line in text.splitlines():
         head, frame = _HEAD.fullmatch(line), _FRAME.fullmatch(line)
         if head is not None and len(stacks) < _MOST_STACKS:
@@ -101,7 +101,7 @@ def parse_stacks(text: str) -> list[Stack]:
         elif frame is not None and stacks:
             number = int(frame[2][:9]) if frame[2].isdigit() else 0
             file, function = (one_line(part[:_MOST_CHARACTERS]) for part in (frame[1], frame[3]))
-            stacks[-1][1].append(Frame(file, number, function))
+            stacks[-1][1].append(StackFrame(file, number, function))
     return [Stack(title, frames) for title, frames in stacks if frames]
 
 

@@ -46,7 +46,7 @@ class TensorBudget:
         """Have an arena give back what it does not use when others need it."""
         self._arenas.add(arena)
 
-    def has_room(self, nbytes: int) -> bool:
+    def make_room(self, nbytes: int) -> bool:
         """Whether so many bytes more may be taken, if need be after memory was given back that is only kept warm."""
         if self.used_bytes + nbytes > self.limit_bytes:
             for arena in self._arenas:
@@ -265,11 +265,11 @@ class TensorArena:
             InferenceError: UNAVAILABLE if the limit is reached.
         """
         size = growth_bytes(nbytes, present_bytes, MOST_ADDRESSES_BYTES)
-        if not self._has_room(size):
+        if not self._make_room(size):
             size = whole_pages(nbytes)
-        if not self._has_room(size):
+        if not self._make_room(size):
             raise self._full(nbytes, self.used_bytes)
-        if not self.budget.has_room(size):
+        if not self.budget.make_room(size):
             raise self._all_full(nbytes)
         segment = self._lent_segment(size, nbytes)
         self._lent_bytes += segment.size_bytes
@@ -282,7 +282,7 @@ class TensorArena:
         budget = self.budget
         return self.total_bytes > self._limit_bytes // 2 or budget.used_bytes > budget.limit_bytes // 2
 
-    def _has_room(self, nbytes: int) -> bool:
+    def _make_room(self, nbytes: int) -> bool:
         if self.total_bytes + nbytes > self._limit_bytes:
             self.give_back_unused()
         return self.total_bytes + nbytes <= self._limit_bytes
@@ -323,7 +323,7 @@ class TensorArena:
             if self.total_bytes + more > self._limit_bytes:
                 others_bytes = self.used_bytes - chunk.blocks.block_bytes(lease.offset)
                 raise self._full(lease.nbytes, others_bytes)
-        if not self.budget.has_room(more):
+        if not self.budget.make_room(more):
             raise self._all_full(lease.nbytes)
         chunk.fill(missing)
 
@@ -395,7 +395,7 @@ class TensorArena:
             segment.close()
             segment = new_segment(growth_bytes(nbytes, present, self._limit_bytes), nbytes)
         # Unsealed memory is allocated up front.
-        if not segment.sealed and not self.budget.has_room(segment.size_bytes):
+        if not segment.sealed and not self.budget.make_room(segment.size_bytes):
             segment.close()
             raise self._all_full(nbytes)
         chunk = self._chunks[segment.number] = _Chunk(segment, self.budget)

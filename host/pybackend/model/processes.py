@@ -28,7 +28,7 @@ from pybackend.modelconfig.schema import InstanceSpec, full_name
 from pybackend.observability.repeated_failures import RepeatedFailures
 from pybackend.process.start import process_variables
 from pybackend.process.stub_process import StubLaunch
-from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox, Seat, sandbox_of
+from pybackend.sandbox.model_sandbox import ModelSandbox, ReachableFiles, Seat, sandbox_of
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend_wire.host_messages import DebuggerPoint, ModelToLoad
 
@@ -59,7 +59,7 @@ async def open_sandbox(
     required = {layer for bound in source.bounds for layer in bound.in_force}
     path, shares = source.environment_path, preload_of(source.config) is not None
     sharing = partial(host.environments.uses.directories, path) if path is not None and shares else None
-    files = ModelFiles(
+    files = ReachableFiles(
         directory=source.directory,
         version_directory=source.version_directory,
         model_file=source.model_file,

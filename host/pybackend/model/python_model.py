@@ -86,7 +86,7 @@ class VersionSequences:
             error.code,
         )
 
-    def run(self, request: InferenceRequest) -> bool:
+    def has(self, request: InferenceRequest) -> bool:
         """True if a request belongs to an active sequence of this version, or of one that it replaces."""
         return self._have(request) or self.begun_at(request) is not None
 

@@ -183,7 +183,7 @@ class Traffic:
         if is_iterative(model.config):
             return model
         ready = (each for each in self._newest_first if each.state is ModelState.READY)
-        running = next((each for each in ready if isinstance(each, PythonModel) and each.sequences.run(request)), None)
+        running = next((each for each in ready if isinstance(each, PythonModel) and each.sequences.has(request)), None)
         if running is not None:
             return running
         chosen = self._next() or model

@@ -28,7 +28,7 @@ class OpenBracket(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class TextPosition:
     """A place in a text."""
 
     text: str
@@ -96,7 +96,7 @@ _OTHER_NAMES: Mapping[str, str] = {
 _PARAMETER = 'a parameter is written parameters { key: "NAME" value: { string_value: "TEXT" } }'
 
 
-def _advice(reason: str, place: Place, pool: Any) -> str:
+def _advice(reason: str, place: TextPosition, pool: Any) -> str:
     """Advice, to be appended to the parser's reason; empty if there is none."""
     for pattern, advise in _ADVICE.items():
         if match := re.match(pattern, reason):
@@ -120,7 +120,7 @@ def nearest(word: str, known: list[str]) -> str:
     return f" Known: {', '.join(known)}."
 
 
-def _unknown_field(match: re.Match[str], place: Place, pool: Any) -> str:
+def _unknown_field(match: re.Match[str], place: TextPosition, pool: Any) -> str:
     message, word = pool.FindMessageTypeByName(match[1]), match[2]
     if word.isdecimal():
         return "; write several numbers in brackets, as in dims: [ 4, 4 ]"
@@ -137,15 +137,15 @@ def _is_top_level(word: str, pool: Any, inner: str) -> bool:
     return word in config.fields_by_name and inner != config.full_name
 
 
-def _unknown_value(match: re.Match[str], _place: Place, pool: Any) -> str:
+def _unknown_value(match: re.Match[str], _place: TextPosition, pool: Any) -> str:
     return nearest(match[2], list(pool.FindEnumTypeByName(match[1]).values_by_name))
 
 
-def _one_of(match: re.Match[str], _place: Place, _pool: Any) -> str:
+def _one_of(match: re.Match[str], _place: TextPosition, _pool: Any) -> str:
     return f" Keep one of {match[2]} and {match[1]}, and remove the other."
 
 
-def _block_expected(_match: re.Match[str], place: Place, _pool: Any) -> str:
+def _block_expected(_match: re.Match[str], place: TextPosition, _pool: Any) -> str:
     if place.previous == ",":
         return f"; remove the comma before {place.word}"
     if place.field == "value":
@@ -154,7 +154,7 @@ def _block_expected(_match: re.Match[str], place: Place, _pool: Any) -> str:
     return f"; {place.field} is a block: write {place.field} {{ }}, with its fields between the braces"
 
 
-def _name_expected(match: re.Match[str], place: Place, _pool: Any) -> str:
+def _name_expected(match: re.Match[str], place: TextPosition, _pool: Any) -> str:
     found, brackets = match[1], place.open_brackets()
     if found in {"}", "]"}:
         return _stray(found, place)
@@ -171,7 +171,7 @@ def _name_expected(match: re.Match[str], place: Place, _pool: Any) -> str:
     return ""
 
 
-def _stray(found: str, place: Place) -> str:
+def _stray(found: str, place: TextPosition) -> str:
     if place.previous == ",":
         return f"; remove the comma before {found}"
     brackets = place.open_brackets()
@@ -180,18 +180,18 @@ def _stray(found: str, place: Place) -> str:
     )
 
 
-def _comma_expected(_match: re.Match[str], place: Place, _pool: Any) -> str:
+def _comma_expected(_match: re.Match[str], place: TextPosition, _pool: Any) -> str:
     brackets = place.open_brackets()
     return f"; {brackets[-1]} is still open" if brackets else ""
 
 
-def _colon_expected(_match: re.Match[str], place: Place, _pool: Any) -> str:
+def _colon_expected(_match: re.Match[str], place: TextPosition, _pool: Any) -> str:
     if place.word == "=":
         return "; write a colon instead of ="
     return f"; write {place.field}: {place.word}"
 
 
-def _number_expected(match: re.Match[str], place: Place, _pool: Any) -> str:
+def _number_expected(match: re.Match[str], place: TextPosition, _pool: Any) -> str:
     found = match[1]
     if found.strip("\"'").isdecimal():
         return "; write the number without quotes"
@@ -200,17 +200,17 @@ def _number_expected(match: re.Match[str], place: Place, _pool: Any) -> str:
     return f"; {place.field} is a whole number" if place.field else "; write a whole number"
 
 
-def _text_expected(_match: re.Match[str], place: Place, _pool: Any) -> str:
+def _text_expected(_match: re.Match[str], place: TextPosition, _pool: Any) -> str:
     if place.word[:1] in {"\u201c", "\u201d", "\u2018", "\u2019"}:
         return '; write straight double quotes, as in "python"'
     return f'; put text in double quotes: "{place.word}"' if place.word.isalnum() else "; put text in double quotes"
 
 
-def _always(text: str) -> Callable[[re.Match[str], Place, Any], str]:
+def _always(text: str) -> Callable[[re.Match[str], TextPosition, Any], str]:
     return lambda _match, _place, _pool: text
 
 
-_ADVICE: Mapping[str, Callable[[re.Match[str], Place, Any], str]] = {
+_ADVICE: Mapping[str, Callable[[re.Match[str], TextPosition, Any], str]] = {
     r'Message type "([\w.]+)" has no field named "([^"]*)"': _unknown_field,
     r'Enum type "([\w.]+)" has no value named (\S+?)\.?$': _unknown_value,
     r'Message type "[\w.]+" should not have multiple': _always(" Remove one of the two."),
@@ -238,14 +238,14 @@ def parse_reason(reason: str, line: int | None, column: int | None, text: str, p
     at_end = reason.startswith(("'': ", 'Expected "'))
     reason = reason.removeprefix("'': ").removeprefix(f"'{shown}': ")
     if at_end and reason.startswith("Expected"):
-        end = Place(text, len(lines), len(lines[-1]) + 1)
+        end = TextPosition(text, len(lines), len(lines[-1]) + 1)
         return f"line {line}, column {column}: {_readable(reason)}{_printable(_end(end))}"
-    hint = _advice(reason, Place(text, line, column), pool)
+    hint = _advice(reason, TextPosition(text, line, column), pool)
     reason = reason.removesuffix(".") if hint.startswith(";") else reason
     return f"line {line}, column {column}: {_readable(reason)}{_printable(hint)} (in: {_readable(_snippet(shown, column))})"
 
 
-def _end(place: Place) -> str:
+def _end(place: TextPosition) -> str:
     brackets = place.open_brackets()
     if not brackets:
         return " The text ends here: is a value missing?"

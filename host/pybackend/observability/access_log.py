@@ -15,7 +15,7 @@ _BATCH = 256
 """Lines that are written together. They take the loop about a millisecond."""
 
 
-class Access(NamedTuple):
+class AccessRecord(NamedTuple):
     """A request and its answer.
 
     The ``protocol`` is ``http`` or ``grpc``, the ``path`` has no query, and the ``status`` is None if the client left
@@ -38,10 +38,10 @@ class AccessLog:
     """Collects the lines of one event loop."""
 
     def __init__(self) -> None:
-        self._waiting: list[Access] = []
+        self._waiting: list[AccessRecord] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, access: Access) -> None:
+    def add(self, access: AccessRecord) -> None:
         """Write about a request soon."""
         self._waiting.append(access)
         if len(self._waiting) >= _BATCH:
@@ -61,7 +61,7 @@ class AccessLog:
         )
 
 
-def _message(access: Access) -> str:
+def _message(access: AccessRecord) -> str:
     status = "-" if access.status is None else access.status
     return (
         f"{access.protocol} {access.client} {access.method} {access.path} {status} "
@@ -70,7 +70,7 @@ def _message(access: Access) -> str:
     )
 
 
-def _fields(access: Access) -> dict[str, int | str | float | None]:
+def _fields(access: AccessRecord) -> dict[str, int | str | float | None]:
     return {
         "door": access.protocol,
         "client": access.client,

@@ -59,7 +59,7 @@ def memory_bytes() -> tuple[int, int]:
 log = logging.getLogger(__name__)
 
 
-class Machine:
+class MachineMeter:
     """The machine's latest figures."""
 
     def __init__(self, *, cpu: bool, gpus: GpuMeter | None) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pybackend.observability.logging import wants_model_level, write_model_line
-from pybackend.observability.model_lines import FailureNote, ModelLine
 from pybackend.observability.repeated_failures import RepeatedFailures
+from pybackend.observability.stub_output_lines import FailureNote, ModelLine
 
 log = logging.getLogger(__name__)
 

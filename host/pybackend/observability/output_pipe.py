@@ -10,8 +10,8 @@ import os
 import time
 from collections.abc import Callable
 
-from pybackend.observability.model_lines import FailureNote, LineAssembler, ModelLine
 from pybackend.observability.model_output import LAST_LINES, ModelOutput
+from pybackend.observability.stub_output_lines import FailureNote, LineAssembler, ModelLine
 
 _READ_BYTES = 256 * 1024
 

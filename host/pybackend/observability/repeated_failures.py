@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pybackend.observability.logging import write_model_line
-from pybackend.observability.model_lines import FailureNote, ModelLine
+from pybackend.observability.stub_output_lines import FailureNote, ModelLine
 
 COUNTED_S = 1.0
 """How long failures like one that was written are counted, before the log says how many there were."""

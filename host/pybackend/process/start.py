@@ -84,7 +84,7 @@ class SandboxReport:
 
 
 @dataclass(frozen=True)
-class Terms:
+class StartConditions:
     """The conditions under which a process runs."""
 
     confinement: Confinement | None
@@ -103,7 +103,7 @@ def start_process(
     arguments: Iterable[object],
     inherited: Collection[int],
     output: int,
-    terms: Terms,
+    terms: StartConditions,
     more: Mapping[str, str] = MappingProxyType({}),
     flags: Iterable[str] = (),
 ) -> tuple[subprocess.Popen[bytes], SandboxReport | None]:
@@ -129,7 +129,7 @@ def start_process(
 
 
 def start_host_program(
-    name: str, module: str, arguments: Iterable[object], inherited: Collection[int], output: int, terms: Terms
+    name: str, module: str, arguments: Iterable[object], inherited: Collection[int], output: int, terms: StartConditions
 ) -> tuple[subprocess.Popen[bytes], SandboxReport]:
     """Start a program of the host's own, a module with ``main``, which is confined before it begins. The name is for ``ps``."""
     assert terms.confinement is not None
@@ -168,7 +168,7 @@ def entered_command(
     command: list[str],
     variables: Mapping[str, str],
     inherited: Collection[int],
-    terms: Terms,
+    terms: StartConditions,
     pipe: int,
 ) -> tuple[list[str], dict[str, str]]:
     """Wrap a command, and its variables, so that the process is confined before it becomes the command.
@@ -186,15 +186,15 @@ def entered_command(
 
 
 @contextmanager
-def terms_of(confinement: Confinement | None, mark: int) -> Iterator[Terms]:
+def terms_of(confinement: Confinement | None, mark: int) -> Iterator[StartConditions]:
     """Make the terms of a process with a mark, for the length of a ``with`` block."""
     if confinement is None:
-        yield Terms(None, -1, mark)
+        yield StartConditions(None, -1, mark)
         return
     with _unnamed_file() as file:
         file.write(confinement.to_json().encode())
         file.seek(0)
-        yield Terms(confinement, file.fileno(), mark)
+        yield StartConditions(confinement, file.fileno(), mark)
 
 
 def _unnamed_file() -> IO[bytes]:

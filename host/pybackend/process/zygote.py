@@ -27,7 +27,7 @@ class ZygoteError(Exception):
     """A zygote cannot make stubs; the text completes the sentence "It ..."."""
 
 
-class Zygote:
+class ZygoteProcess:
     """A started zygote.
 
     Args:

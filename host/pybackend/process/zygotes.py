@@ -22,7 +22,7 @@ from pybackend.ipc.unwanted_descriptors import refuse_descriptors
 from pybackend.process.orphans import Orphans
 from pybackend.process.start import start_process, terms_of
 from pybackend.process.stub_process import AdoptedProcess, StubEnds, StubLaunch, output_pipe
-from pybackend.process.zygote import FORK_LIMIT_S, Zygote, ZygoteError
+from pybackend.process.zygote import FORK_LIMIT_S, ZygoteError, ZygoteProcess
 from pybackend.sandbox.trust_domain import Reach, TrustDomain
 from pybackend_wire.confinement import STRICT, Confinement
 from pybackend_wire.zygote import ARGUMENT
@@ -60,7 +60,7 @@ class _Running:
     """A zygote that was started."""
 
     kind: ZygoteKind
-    zygote: Zygote
+    zygote: ZygoteProcess
     mark: int
     reach: Reach | None  # the permissions that it can pass on, None if it is not confined
     started_s: float
@@ -174,7 +174,7 @@ class Zygotes:
                 why,
             )
 
-    async def _reaching(self, kind: ZygoteKind, domain: TrustDomain, wanted: Confinement) -> Zygote:
+    async def _reaching(self, kind: ZygoteKind, domain: TrustDomain, wanted: Confinement) -> ZygoteProcess:
         """Return a zygote of a domain that can fork a process with this confinement; starts one if necessary."""
         if kind not in self._wanted:
             domain.at_end(partial(self._end_domain, kind))
@@ -216,7 +216,9 @@ class Zygotes:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _zygote(self, kind: ZygoteKind, confinement: Confinement | None = None, reach: Reach | None = None) -> Zygote:
+    def _zygote(
+        self, kind: ZygoteKind, confinement: Confinement | None = None, reach: Reach | None = None
+    ) -> ZygoteProcess:
         """Return the zygote of a kind; starts it if necessary."""
         if time.monotonic() < self._paused_until_s.get(kind, 0.0):
             raise ZygoteError("failed a short while ago")
@@ -235,7 +237,7 @@ class Zygotes:
         self._zygotes[kind] = _Running(kind, zygote, mark, reach, time.monotonic())
         return zygote
 
-    def _start(self, kind: ZygoteKind, mark: int, confinement: Confinement | None) -> Zygote:
+    def _start(self, kind: ZygoteKind, mark: int, confinement: Confinement | None) -> ZygoteProcess:
         with ExitStack() as theirs, ExitStack() as ours:
             terms = theirs.enter_context(terms_of(confinement, mark))
             our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -257,4 +259,4 @@ class Zygotes:
                 flags=self._flags,
             )
             ours.pop_all()
-        return Zygote(process, report, our_end, our_output, kind.name, mark, confinement)
+        return ZygoteProcess(process, report, our_end, our_output, kind.name, mark, confinement)

@@ -48,7 +48,7 @@ class Bounds:
         ``is_repositorys`` means that no load request limited their rights, so that the operator has chosen them.
         """
         for model in models:
-            had = None if model.sandbox is None else model.sandbox.had
+            had = None if model.sandbox is None else model.sandbox.last_grant
             if had is not None and (is_repositorys or name not in self._had):
                 self._had[name] = had
 

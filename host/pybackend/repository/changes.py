@@ -19,7 +19,7 @@ from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import FileContents, OverrideDirectories
 from pybackend.repository.layout import model_directory
 from pybackend.repository.life_cycle import MakeModel, ModelLifeCycle, VersionsFailedError
-from pybackend.repository.model_files import ModelFiles
+from pybackend.repository.model_files import RepositoryFiles
 from pybackend.repository.reading import read_model, served_versions
 from pybackend.sandbox.grant import Grant
 
@@ -61,7 +61,7 @@ class ModelChanges:
         catalogue: ModelCatalogue,
         host: ModelHost,
         directories: OverrideDirectories,
-        files: ModelFiles,
+        files: RepositoryFiles,
         life_cycle: ModelLifeCycle,
         make: MakeModel,
     ) -> None:

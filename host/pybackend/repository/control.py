@@ -15,7 +15,7 @@ from pybackend.repository.changes import LoadRequest, ModelChanges, check_name
 from pybackend.repository.entry import ModelStatus, change_traffic, report_traffic
 from pybackend.repository.file_override import FileContents, check_keys
 from pybackend.repository.layout import RepositoryScan
-from pybackend.repository.model_files import ModelFiles
+from pybackend.repository.model_files import RepositoryFiles
 from pybackend.repository.names import only
 from pybackend.repository.remote import moment
 from pybackend.sandbox.grant import Grant
@@ -39,7 +39,7 @@ _STOPPING = InferenceError("the server is stopping: it no longer loads or unload
 class ModelControl:
     """Changes the models of one server on request."""
 
-    def __init__(self, catalogue: ModelCatalogue, files: ModelFiles, *, is_explicit: bool) -> None:
+    def __init__(self, catalogue: ModelCatalogue, files: RepositoryFiles, *, is_explicit: bool) -> None:
         self._catalogue = catalogue
         self._files = files
         self._is_explicit = is_explicit
@@ -212,7 +212,7 @@ class ModelControl:
         return [row for row in rows if row.is_ready or not only_ready]
 
     async def configuration_file(self, name: str) -> tuple[Path, str | None]:
-        """The configuration file of a model and its text, None if there is no such file; see :meth:`ModelFiles.configuration`.
+        """The configuration file of a model and its text, None if there is no such file; see :meth:`RepositoryFiles.configuration`.
 
         Raises InferenceError: there is no such model, or its file cannot be read.
         """

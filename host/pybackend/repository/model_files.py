@@ -19,7 +19,7 @@ from pybackend.repository.reading import choose_versions
 from pybackend.repository.remote import LATE_S, RemoteRepositories, moment
 
 
-class ModelFiles:
+class RepositoryFiles:
     """The files of all models."""
 
     def __init__(self, start: RepositoryScan, remote: RemoteRepositories, config_name: str, names: ModelNames) -> None:

@@ -22,7 +22,7 @@ from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import OverrideDirectories
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan, model_directory
 from pybackend.repository.life_cycle import ModelLifeCycle
-from pybackend.repository.model_files import ModelFiles
+from pybackend.repository.model_files import RepositoryFiles
 from pybackend.repository.poller import Poller
 from pybackend.repository.reading import read_model, served_versions
 from pybackend.repository.remote import RemoteRepositories
@@ -41,7 +41,7 @@ class ModelRepository:
         self._directories = OverrideDirectories(RuntimeDirectory(host.runtime_places))
         self.remote = remote
         settings, names = host.settings, self.catalogue.names
-        self._files = ModelFiles(scan, remote, settings.config_name, names)
+        self._files = RepositoryFiles(scan, remote, settings.config_name, names)
         self.life_cycle = ModelLifeCycle(settings, self._directories, remote, host.own_files)  # of their versions
         remote.in_use = self.life_cycle.versions_of
         # changes them on request

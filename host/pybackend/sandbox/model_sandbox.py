@@ -74,7 +74,7 @@ class Seat(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ModelFiles:
+class ReachableFiles:
     """The files of a version."""
 
     directory: Path
@@ -90,7 +90,12 @@ class ModelFiles:
 
 
 def sandbox_of(
-    sandbox: Sandbox, name: str, options: SandboxOptions, files: ModelFiles, source: str, required: Collection[str] = ()
+    sandbox: Sandbox,
+    name: str,
+    options: SandboxOptions,
+    files: ReachableFiles,
+    source: str,
+    required: Collection[str] = (),
 ) -> ModelSandbox | None:
     """Make the sandbox of a version that is about to be loaded; None at level ``off``.
 
@@ -113,7 +118,7 @@ def sandbox_of(
     return model
 
 
-def _reach_of(sandbox: Sandbox, options: SandboxOptions, files: ModelFiles, python: PythonPlaces) -> ModelReach:
+def _reach_of(sandbox: Sandbox, options: SandboxOptions, files: ReachableFiles, python: PythonPlaces) -> ModelReach:
     return ModelReach(
         Needs(
             directory=files.directory,
@@ -153,7 +158,7 @@ class ModelSandbox:
         name: str,
         level: str,
         options: SandboxOptions,
-        files: ModelFiles,
+        files: ReachableFiles,
         required: Collection[str] = (),
     ) -> None:
         self._sandbox = sandbox
@@ -440,7 +445,7 @@ class ModelSandbox:
         self._sandbox.tell(f"model '{self._name}'", missing)
 
     @property
-    def had(self) -> Grant | None:
+    def last_grant(self) -> Grant | None:
         """The bound for models that its processes loaded, even if they have ended; None if there were none."""
         return None if self._confined is None else self.grant(self._confined)
 

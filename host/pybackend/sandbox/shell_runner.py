@@ -18,7 +18,7 @@ import msgspec
 from pybackend.environment.environment import Environment
 from pybackend.environment.hooks import MOST_OUTPUT_BYTES, ShellRun
 from pybackend.environment.unpacking import Cancelled
-from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox
+from pybackend.sandbox.model_sandbox import ModelSandbox, ReachableFiles
 from pybackend.sandbox.options import MIB, SandboxOptions
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend_wire.confinement import STRICT, WRITE, Confinement, Ending
@@ -56,7 +56,7 @@ class ShellRunner:
         Returns:
             The outcome, and the private directory that the shell had.
         """
-        files = ModelFiles(directory, directory, Path(command[0]), environment)
+        files = ReachableFiles(directory, directory, Path(command[0]), environment)
         confined = ModelSandbox(self._sandbox, f"hooks in {directory}", STRICT, _OPTIONS, files)
         try:
             confinement = _tightened(confined.of_instance(0).confinement)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pybackend.errors import ServerError, SettingError
 from pybackend.flag import Flag, integer, switch
-from pybackend.frontend.http.further_port import FurtherPorts, Service
+from pybackend.frontend.http.further_port import FurtherPorts, FurtherService
 from pybackend.settings import ApiGroup, FurtherPortSettings, KeyExemption, Settings
 from pybackend_addons.clouds.settings import CloudSettings
 
@@ -81,7 +81,7 @@ class Clouds:
     def repository(self, given: argparse.Namespace, environ: Mapping[str, str]) -> str:
         return environ.get("AIP_STORAGE_URI", "") if _serves_vertex_ai(given, environ) else ""
 
-    def check(self, given: argparse.Namespace, services: Sequence[Service]) -> None:
+    def check(self, given: argparse.Namespace, services: Sequence[FurtherService]) -> None:
         """Refuse a service whose port is outside of ``--sagemaker-safe-port-range``."""
         if given.sagemaker_safe_port_range is None:
             return

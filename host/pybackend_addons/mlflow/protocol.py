@@ -190,7 +190,7 @@ def _given(document: dict[str, Any]) -> Steps[_Given]:
         return (yield from _checked_table([str(each) for each in columns], rows))
     if form == "dataframe_records":
         if not isinstance(value, list):
-            raise invalid(_NO_RECORDS)
+            raise invalid(_RECORDS_TEXT)
         return (yield from _of_records(value))
     if form == "instances" and not isinstance(value, list):
         raise invalid("'instances' must be a list with a member for each row")
@@ -199,7 +199,7 @@ def _given(document: dict[str, Any]) -> Steps[_Given]:
     return value if isinstance(value, list | dict) else [value]
 
 
-_NO_RECORDS = "'dataframe_records' must be a list of objects, one for each row"
+_RECORDS_TEXT = "'dataframe_records' must be a list of objects, one for each row"
 
 
 def _of_records(records: Sequence[Any]) -> Steps[_Table]:
@@ -207,7 +207,7 @@ def _of_records(records: Sequence[Any]) -> Steps[_Table]:
     since = 0
     for record in records:
         if not isinstance(record, dict):
-            raise invalid(_NO_RECORDS)
+            raise invalid(_RECORDS_TEXT)
         columns.update(record)
         _check_column_count(len(columns))
         since += 1 + len(record)

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pybackend.cli.command_line import SILENT, parse, parse_serve_flags, visited, visited_settings
 from pybackend.cli.command_parser import CommandParser
-from pybackend.cli.options import SILENT, parse, parse_serve_flags, visited, visited_settings
 from pybackend.cli.output import divided, print_error, print_text
 from pybackend.errors import ServerError
 from pybackend.repository.layout import scan_repositories

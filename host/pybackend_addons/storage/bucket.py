@@ -60,11 +60,11 @@ class Unreachable(StorageError):
         super().__init__(message, ErrorCode.UNAVAILABLE)
 
 
-class BadName(StorageError):
+class BadNameError(StorageError):
     """An object has a name that the library refuses, and with it the whole page of a listing."""
 
 
-class Changed(Exception):
+class ChangedError(Exception):
     """An object is gone, or is another one than the listing said."""
 
 
@@ -129,7 +129,7 @@ class Bucket:
                 with self._said_to_go_on():
                     try:
                         return await self.patience.persist(listed)
-                    except BadName as error:
+                    except BadNameError as error:
                         names = await self.patience.persist(self._names_of_letters)
                         if self._complaint != str(error):
                             self._complaint = str(error)
@@ -204,7 +204,7 @@ class Bucket:
         try:
             with self._said_to_go_on():
                 digests = await self.patience.persist(listed)
-        except BadName:  # it hides all others
+        except BadNameError:  # it hides all others
             digests = {name: await self._digest(name) for name in await self.names()}
         return digests
 
@@ -239,7 +239,7 @@ class Bucket:
             options["if_match"] = f'"{_bare(file.tag)}"'
         result = await self._asked(self._library.get_async(self._store, file.path, options=options), file.path)
         if result.meta["size"] != file.nbytes or _bare(result.meta["e_tag"] or file.tag) != _bare(file.tag):
-            raise Changed
+            raise ChangedError
         pieces = result.stream(min_chunk_size=_CHUNK_BYTES).__aiter__()
         while True:
             try:
@@ -261,13 +261,13 @@ class Bucket:
         place = f"'{what}' in {self.url.text}" if what else self.url.text
         exceptions = self._library.exceptions
         if isinstance(error, exceptions.InvalidPathError):
-            return BadName(
+            return BadNameError(
                 f"{place} has an object with a name that cannot be a file's path: {_first_line(error)}. Rename or remove it"
             )
         if reason in {"NoSuchBucket", "ContainerNotFound"} or (status and status[1] == "404" and not what):
             return StorageError(f"{self.url.text} does not exist: there is no bucket '{self.url.bucket}' ({reason})")
         if isinstance(error, FileNotFoundError | exceptions.PreconditionError):
-            return Changed()
+            return ChangedError()
         if "169.254.169.254" in text or "metadata.google.internal" in text:
             return StorageError(
                 f"there are no credentials for {self.url.text}: set {_CREDENTIALS[self.url.scheme]}, or run on a machine "

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pybackend.repository.remote import LATE_S, Listing, moment
-from pybackend_addons.storage.bucket import BadName, Bucket, Patience, StorageError, Unreachable
+from pybackend_addons.storage.bucket import BadNameError, Bucket, Patience, StorageError, Unreachable
 from pybackend_addons.storage.object_cache import KnownNames, ObjectCache
 from pybackend_addons.storage.url import RepositoryUrl
 
@@ -137,7 +137,7 @@ class ListedRepository:
         try:
             async with asyncio.timeout(LATE_S):
                 return bool(await self._bucket.files(name))
-        except BadName:
+        except BadNameError:
             return True
         except (StorageError, TimeoutError):
             log.warning("%s does not say whether it has a model '%s', and is taken to have none", self.url.text, name)

@@ -11,7 +11,7 @@ from pathlib import Path
 from pybackend.apart import begin_apart
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, CONFIGS_DIRECTORY
 from pybackend.repository.remote import Choose, InUse
-from pybackend_addons.storage.bucket import Bucket, Changed, Patience, StorageError, Unreachable
+from pybackend_addons.storage.bucket import Bucket, ChangedError, Patience, StorageError, Unreachable
 from pybackend_addons.storage.download import Downloader, Progress
 from pybackend_addons.storage.listed_repository import ListedRepository
 from pybackend_addons.storage.local_model import LocalModel, entries_of
@@ -100,7 +100,7 @@ class Mirror:
             files = [file for path, file in model.files.items() if _is_configuration(path)]
             try:
                 await self._bring(name, files, objects, progress)
-            except Changed:
+            except ChangedError:
                 return  # the model's own load has the reason
             if local.is_empty:
                 await asyncio.to_thread(local.put, entries_of(model, files), objects, ())
@@ -169,7 +169,7 @@ class Mirror:
                 return None, []
             try:
                 files, is_new = await self._needed(model, objects, choose, progress)
-            except Changed:
+            except ChangedError:
                 model = await self._files(name)
                 continue
             after = await self._files(name) if is_new else model

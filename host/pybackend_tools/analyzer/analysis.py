@@ -15,7 +15,7 @@ from typing import Any
 from pybackend.errors import InferenceError, ServerError
 from pybackend_client.connection import control_path
 from pybackend_tools.analyzer.candidates import Candidate, Space, override
-from pybackend_tools.analyzer.goal import ENOUGH, Goal, Measured, Say, Turns, gain, in_turns, is_better, ranked
+from pybackend_tools.analyzer.goal import ENOUGH, Goal, Measured, Say, Turns, alternate, gain, is_better, ranked
 from pybackend_tools.analyzer.measurement import Bench, Load, MeasurementError, Rung, rung_of
 from pybackend_tools.analyzer.page import write_whole
 from pybackend_tools.analyzer.servers import Servers
@@ -34,7 +34,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Outcome(Measured):
+class TriedChoice(Measured):
     """A choice, and its measurements once it was tried."""
 
     choice: Choice
@@ -48,26 +48,26 @@ class Outcome(Measured):
         return {"choice": choice, "rungs": rungs, "failed": self.failed, "front_ends": self.front_ends}
 
 
-def outcome_of(document: Mapping[str, Any]) -> Outcome:
+def outcome_of(document: Mapping[str, Any]) -> TriedChoice:
     """An outcome from JSON."""
     choice = {name: Candidate(**each) for name, each in document["choice"].items()}
-    return Outcome(
+    return TriedChoice(
         choice, document["failed"], document["front_ends"], rungs=[rung_of(each) for each in document["rungs"]]
     )
 
 
 @dataclass
-class Results:
+class AnalysisResults:
     """All that an analysis has found; the file is complete after each trial."""
 
     models: list[str]  # that got requests
     settings: Mapping[str, Any]  # an analysis with others is not resumed
     goal: Goal
     present: dict[str, Candidate] = field(default_factory=dict)  # by the models that are varied
-    outcomes: list[Outcome] = field(default_factory=list)  # the first is that of the present configuration
+    outcomes: list[TriedChoice] = field(default_factory=list)  # the first is that of the present configuration
     compared: Turns = ()  # of the present and the best one
 
-    def ranked(self) -> list[Outcome]:
+    def ranked(self) -> list[TriedChoice]:
         """The outcomes that keep the limits, the best first."""
         return ranked(self.outcomes, self.goal)
 
@@ -100,13 +100,13 @@ class Results:
         write_whole(path, json.dumps(document, indent=1))
 
 
-def read_results(path: Path) -> Results:
+def read_results(path: Path) -> AnalysisResults:
     """The results of a file. Raises ServerError if it cannot be read, or is none."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["format"] != _FORMAT:
             raise ServerError(f"{path} was written by another version of pybackend")
-        return Results(
+        return AnalysisResults(
             document["models"],
             document["settings"],
             Goal(**document["goal"]),
@@ -131,7 +131,7 @@ class Analysis:
         self,
         servers: Servers,
         load: Load,
-        results: Results,
+        results: AnalysisResults,
         configs: Mapping[str, Mapping[str, Any]],
         space: Space,
         front_ends: Sequence[int],
@@ -156,7 +156,7 @@ class Analysis:
         results = self._results
         if not results.outcomes:
             self._say("the present configuration")
-            outcome = self._tried(Outcome({}, front_ends=self._present_front_ends))
+            outcome = self._tried(TriedChoice({}, front_ends=self._present_front_ends))
             if outcome.failed:
                 raise ServerError(f"the present configuration cannot be measured: {outcome.failed}")
             self._add(outcome)
@@ -176,7 +176,7 @@ class Analysis:
             self._add(self._tried(proposal))
         self._compare()
 
-    def _add(self, outcome: Outcome) -> None:
+    def _add(self, outcome: TriedChoice) -> None:
         self._results.outcomes.append(outcome)
         self._results.compared = ()  # with the best one so far
         self._results.write(self._path)
@@ -190,13 +190,13 @@ class Analysis:
 
     # Measurements
 
-    def _tried(self, proposal: Outcome) -> Outcome:
+    def _tried(self, proposal: TriedChoice) -> TriedChoice:
         try:
             return replace(proposal, rungs=list(self._rungs(self._applied(proposal))))
         except (MeasurementError, InferenceError) as error:
             return replace(proposal, failed=error.message if isinstance(error, InferenceError) else str(error))
 
-    def _applied(self, proposal: Outcome) -> Bench:
+    def _applied(self, proposal: TriedChoice) -> Bench:
         """Load the models with a choice. Raises InferenceError if one of them cannot be loaded."""
         served, choice = self._servers.at(proposal.front_ends), proposal.choice
         for name, config in self._configs.items():
@@ -227,15 +227,15 @@ class Analysis:
         assert best is not None
         old = partial(self._value, results.outcomes[0], present.clients)
         new = partial(self._value, found[0], best.clients)
-        results.compared = in_turns(old, new, self._say)
+        results.compared = alternate(old, new, self._say)
         results.write(self._path)
 
-    def _value(self, outcome: Outcome, clients: int) -> float:
+    def _value(self, outcome: TriedChoice, clients: int) -> float:
         return self._results.goal.value(self._applied(outcome).measure(self._load, clients))
 
     # Proposals
 
-    def _proposals(self, trials: int) -> Iterator[Outcome]:
+    def _proposals(self, trials: int) -> Iterator[TriedChoice]:
         """Choices until so many were measured, or nothing is left; measured ones teach the sampler."""
         results = self._results
         candidates = {name: list(space.choices(results.present[name])) for name, space in self._spaces.items()}
@@ -244,7 +244,7 @@ class Analysis:
         if len(self._front_ends) * prod(map(len, candidates.values())) <= trials:
             for front_ends in self._front_ends:
                 for combination in product(*candidates.values()):
-                    proposal = Outcome(dict(zip(candidates, combination, strict=True)), front_ends=front_ends)
+                    proposal = TriedChoice(dict(zip(candidates, combination, strict=True)), front_ends=front_ends)
                     if _key(proposal) not in scores:
                         yield proposal
             return
@@ -254,7 +254,7 @@ class Analysis:
         while len(results.outcomes) <= trials and repeats < _MOST_REPEATS:
             trial = study.ask()
             front_ends = trial.suggest_categorical("front ends", self._front_ends)
-            proposal = Outcome({name: self._suggested(trial, name) for name in self._spaces}, front_ends=front_ends)
+            proposal = TriedChoice({name: self._suggested(trial, name) for name in self._spaces}, front_ends=front_ends)
             if _key(proposal) not in scores:
                 repeats = 0
                 yield proposal
@@ -275,7 +275,7 @@ class Analysis:
         threads = trial.suggest_categorical(f"{name} threads", [None, *space.threads]) if space.threads else None
         return Candidate(instances, size, delay_us, preferred, threads)
 
-    def _score(self, outcome: Outcome) -> float:
+    def _score(self, outcome: TriedChoice) -> float:
         return self._results.goal.score(outcome.rungs) if outcome.rungs else _FAILED
 
 
@@ -291,12 +291,12 @@ def imported_optuna() -> Any:
     return optuna
 
 
-def _key(outcome: Outcome) -> str:
+def _key(outcome: TriedChoice) -> str:
     choice = {name: asdict(each) for name, each in sorted(outcome.choice.items())}
     return json.dumps([choice, outcome.front_ends])
 
 
-def described(outcome: Outcome) -> str:
+def described(outcome: TriedChoice) -> str:
     """A choice as text."""
     choice, flag = outcome.choice, flag_of(outcome)
     many = len(choice) > 1
@@ -304,6 +304,6 @@ def described(outcome: Outcome) -> str:
     return f"{said}; {flag}" if flag else said
 
 
-def flag_of(outcome: Outcome) -> str:
+def flag_of(outcome: TriedChoice) -> str:
     """The flag of ``pybackend serve`` that belongs to a choice; empty if none was varied."""
     return "" if outcome.front_ends is None else f"--front-ends={outcome.front_ends}"

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pybackend.cli.command_line import SILENT, parse_serve_flags, visited, visited_arguments
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.flag_values import MOST_FRONT_ENDS, absolute
-from pybackend.cli.options import SILENT, parse_serve_flags, visited, visited_arguments
 from pybackend.cli.output import divided, print_text
 from pybackend.errors import PybackendError, ServerError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
@@ -21,7 +21,7 @@ from pybackend.runner import Serve
 from pybackend.settings import EXIT_INTERRUPTED, Settings
 from pybackend_addons.ray.cluster import follower
 from pybackend_client.connection import Connection, control_path, model_path
-from pybackend_tools.analyzer.analysis import Analysis, Results, flag_of, imported_optuna, read_results
+from pybackend_tools.analyzer.analysis import Analysis, AnalysisResults, flag_of, imported_optuna, read_results
 from pybackend_tools.analyzer.candidates import Space, candidate_of, edited
 from pybackend_tools.analyzer.goal_flags import add_goal_flags, delays_us, goal_of, number, numbers
 from pybackend_tools.analyzer.measurement import Load
@@ -185,7 +185,7 @@ class _Task:
             "cores": os.cpu_count() or 1,
             "flags": list(flags),
         }
-        self.results = Results(sorted(given.models), varied, goal_of(given))
+        self.results = AnalysisResults(sorted(given.models), varied, goal_of(given))
         self._path = given.output / _RESULTS
         self._resume()
         try:
@@ -232,7 +232,7 @@ class _Task:
             search = Analysis(servers, load, self.results, self.configs, space, front_ends, self._path, print_text)
             search.run(given.trials)
 
-    def report(self, other: Results | None) -> None:
+    def report(self, other: AnalysisResults | None) -> None:
         """Write the report, and print what matters of it. ``other``: an earlier analysis to compare with."""
         results = self.results
         page = write_report(self._given.output, results, self.configs, self.texts, other)

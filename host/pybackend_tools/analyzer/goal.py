@@ -96,7 +96,7 @@ Turns = Sequence[tuple[float, float]]
 """Values of the present and of a new one, measured in turns."""
 
 
-def in_turns(present: Callable[[], float], new: Callable[[], float], say: Say) -> Turns:
+def alternate(present: Callable[[], float], new: Callable[[], float], say: Say) -> Turns:
     """Measure two things in turns."""
     values = []
     for number in range(_ROUNDS):

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pybackend_tools.analyzer.analysis import Outcome, Results, described, flag_of
+from pybackend_tools.analyzer.analysis import AnalysisResults, TriedChoice, described, flag_of
 from pybackend_tools.analyzer.candidates import edited
 from pybackend_tools.analyzer.measurement import Rung
 from pybackend_tools.analyzer.page import html_page, html_table, write_pages
@@ -33,7 +33,7 @@ _PARTS = {
 }
 
 
-def diffs(outcome: Outcome, configs: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, str]:
+def diffs(outcome: TriedChoice, configs: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, str]:
     """The changes of config.pbtxt that make a choice, by model; empty for a file that stays as it is."""
     found = {}
     for name, candidate in outcome.choice.items():
@@ -45,7 +45,7 @@ def diffs(outcome: Outcome, configs: Mapping[str, Any], texts: Mapping[str, str]
     return found
 
 
-def verdict(results: Results) -> str:
+def verdict(results: AnalysisResults) -> str:
     """The finding in a sentence or two."""
     ranked = results.ranked()
     if not ranked:
@@ -68,12 +68,12 @@ def verdict(results: Results) -> str:
     return "No configuration is better than the present one."
 
 
-def advice(results: Results) -> Sequence[str]:
+def advice(results: AnalysisResults) -> Sequence[str]:
     """Which models could share a process and save by it, as the last load with the present configuration showed."""
     return results.outcomes[0].rungs[-1].advice
 
 
-def csv_text(results: Results) -> str:
+def csv_text(results: AnalysisResults) -> str:
     """All measurements, one a line."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
@@ -93,7 +93,7 @@ def csv_text(results: Results) -> str:
 
 
 def html_text(
-    results: Results, configs: Mapping[str, Any], texts: Mapping[str, str], other: Results | None = None
+    results: AnalysisResults, configs: Mapping[str, Any], texts: Mapping[str, str], other: AnalysisResults | None = None
 ) -> str:
     """The page. ``other``: an earlier analysis to compare with."""
     title = f"Analysis of {', '.join(results.models)}"
@@ -112,7 +112,7 @@ def html_text(
     return html_page(title, parts)
 
 
-def _conditions(results: Results) -> str:
+def _conditions(results: AnalysisResults) -> str:
     rate = results.settings["rate_per_s"]
     load = f"{rate:g} requests/s at random moments" if rate else "clients that each wait for their answer"
     return (
@@ -122,7 +122,7 @@ def _conditions(results: Results) -> str:
 
 
 def _section(
-    number: int, outcome: Outcome, results: Results, configs: Mapping[str, Any], texts: Mapping[str, str]
+    number: int, outcome: TriedChoice, results: AnalysisResults, configs: Mapping[str, Any], texts: Mapping[str, str]
 ) -> str:
     best = results.goal.best(outcome.rungs)
     assert best is not None
@@ -147,7 +147,7 @@ def _diff_line(line: str) -> str:
     return f'<span class="{kind}">{escape(line)}</span>' if kind else escape(line)
 
 
-def _table(results: Results) -> str:
+def _table(results: AnalysisResults) -> str:
     rows = []
     for outcome in sorted(results.outcomes, key=lambda each: -results.goal.score(each.rungs) if each.rungs else 1e9):
         name = f"<td>{escape(described(outcome))}</td>"
@@ -169,11 +169,11 @@ def _table(results: Results) -> str:
     return html_table(heads, rows)
 
 
-def _shown_rung(outcome: Outcome, results: Results) -> Rung:
+def _shown_rung(outcome: TriedChoice, results: AnalysisResults) -> Rung:
     return results.goal.best(outcome.rungs) or min(outcome.rungs, key=results.goal.misses)
 
 
-def _comparison(results: Results, other: Results) -> list[str]:
+def _comparison(results: AnalysisResults, other: AnalysisResults) -> list[str]:
     rows = []
     for title, each in (("earlier", other), ("now", results)):
         for what, outcome in (("present", each.outcomes[:1]), ("best", each.ranked()[:1])):
@@ -188,7 +188,7 @@ def _figure(drawing: str, caption: str) -> str:
     return f"<figure>{drawing}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def _plots(results: Results, best: Sequence[Outcome]) -> Iterator[tuple[str, str]]:
+def _plots(results: AnalysisResults, best: Sequence[TriedChoice]) -> Iterator[tuple[str, str]]:
     """Drawings in SVG, and what they show."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -293,7 +293,11 @@ def _svg(figure: Any) -> str:
 
 
 def write_report(
-    directory: Path, results: Results, configs: Mapping[str, Any], texts: Mapping[str, str], other: Results | None
+    directory: Path,
+    results: AnalysisResults,
+    configs: Mapping[str, Any],
+    texts: Mapping[str, str],
+    other: AnalysisResults | None,
 ) -> Path:
     """Write ``report.html`` and ``results.csv``. Returns the first one's path; raises ServerError if that is impossible."""
     return write_pages(directory, html_text(results, configs, texts, other), csv_text(results))

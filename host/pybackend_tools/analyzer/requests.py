@@ -18,7 +18,7 @@ from pybackend_client.connection import Connection
 from pybackend_client.inference import HEADER_LENGTH, Request, encoded
 from pybackend_client.trial import Request as Document
 from pybackend_client.trial import Trial, answers_to
-from pybackend_client.values import Tensor, WantedTensor, read_tensor
+from pybackend_client.values import ModelTensor, Tensor, read_tensor
 from pybackend_tools.analyzer.measurement import Target
 from pybackend_wire.dtypes import BY_CONFIG_NAME, DataType
 
@@ -76,7 +76,7 @@ def _bytes(trial: Trial, document: Document) -> bytes:
 
 
 def _tensor(document: Mapping[str, Any]) -> Tensor:
-    wanted = WantedTensor(document["name"], document["datatype"], tuple(document["shape"]))
+    wanted = ModelTensor(document["name"], document["datatype"], tuple(document["shape"]))
     return read_tensor(json.dumps(document["data"]), wanted)
 
 

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from pybackend_client.connection import Access
+from pybackend_client.connection import Credentials
 from pybackend_tools.console.program import print_link, run
 from pybackend_tools.console.settings import ConsoleSettings
 
@@ -20,6 +20,6 @@ line = sys.stdin.buffer.readline()
 if line:
     told = json.loads(line)
     # The server is the process that started this one: its certificate may be made out to any name.
-    access = Access(told["headers"], verify=False)
+    access = Credentials(told["headers"], verify=False)
     settings = ConsoleSettings(told["url"], told["metrics_url"], told["grpc_url"], _TIMEOUT_S, access)
     run(settings, print_link, ends_with_input=True)

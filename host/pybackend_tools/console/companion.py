@@ -44,7 +44,7 @@ class Console:
     def start(self, settings: Settings, addresses: Addresses) -> Callable[[], None] | None:
         if _NAME not in settings.extensions:
             return None
-        from pybackend_tools.console.beside import ConsoleBeside  # late: most servers start without it
+        from pybackend_tools.console.console_server import ConsoleBeside  # late: most servers start without it
 
         return ConsoleBeside(settings, addresses).close
 

@@ -15,8 +15,8 @@ from nicegui import ui
 from pybackend.errors import ServerError
 from pybackend_client.inference import array_of
 from pybackend_client.values import (
+    ModelTensor,
     Tensor,
-    WantedTensor,
     file_value,
     is_npy,
     json_value,
@@ -42,7 +42,7 @@ _VALUE, _FILE, _RANDOM, _NONE = "Value", "File", "Random", "Leave out"
 class InputField:
     """The field of one input."""
 
-    def __init__(self, wanted: WantedTensor, *, optional: bool) -> None:
+    def __init__(self, wanted: ModelTensor, *, optional: bool) -> None:
         self.wanted = wanted
         self._file: tuple[str, bytes] | None = None
         self._layout = pictures.layout_of(wanted)

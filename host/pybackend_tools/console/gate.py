@@ -52,7 +52,7 @@ class Session:
 
 
 @dataclass
-class Place:
+class ConsoleAddress:
     """Where browsers find the console: on this machine, and perhaps behind a proxy.
 
     On this machine, its pages lie below a path that nobody else knows: browsers send a cookie to all ports of a host, and
@@ -109,7 +109,9 @@ def _spellings(scheme: str, netloc: str) -> set[str]:
 class Gate:
     """An ASGI application in front of the pages. ``announce`` is called with each new link."""
 
-    def __init__(self, app: Callable[..., Awaitable[None]], place: Place, announce: Callable[[str], None]) -> None:
+    def __init__(
+        self, app: Callable[..., Awaitable[None]], place: ConsoleAddress, announce: Callable[[str], None]
+    ) -> None:
         self._app = app
         self._place = place
         self._announce = announce

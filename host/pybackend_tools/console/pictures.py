@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from pybackend.errors import ServerError
-from pybackend_client.values import WantedTensor
+from pybackend_client.values import ModelTensor
 from pybackend_wire.dtypes import DATATYPES
 
 MOST_PIXELS = 40_000_000
@@ -49,7 +49,7 @@ class Layout:
         return f"becomes {self.width} x {self.height}, in {kind}"
 
 
-def layout_of(wanted: WantedTensor) -> Layout | None:
+def layout_of(wanted: ModelTensor) -> Layout | None:
     """How a picture lies in an input, None if the input can be none."""
     dtype = DATATYPES[wanted.datatype].numpy if wanted.datatype in DATATYPES else None
     if wanted.datatype in {"BYTES", "BOOL"} or (dtype is None and wanted.datatype != "BF16"):
@@ -92,7 +92,7 @@ def _too_large() -> ServerError:
     return ServerError(f"the picture has more than {MOST_PIXELS // 1_000_000} million pixels: make it smaller first")
 
 
-def array_of_picture(data: bytes, wanted: WantedTensor, layout: Layout, scale: str, *, crops: bool) -> np.ndarray:
+def array_of_picture(data: bytes, wanted: ModelTensor, layout: Layout, scale: str, *, crops: bool) -> np.ndarray:
     """The picture in a file as an input takes it.
 
     ``crops``: cut the middle out to get the input's proportions, instead of stretching. Raises ServerError if it cannot be read.
@@ -119,7 +119,7 @@ def array_of_picture(data: bytes, wanted: WantedTensor, layout: Layout, scale: s
     return array.reshape((1,) * (layout.rank - array.ndim) + array.shape)
 
 
-def _scaled(array: np.ndarray, scale: str, wanted: WantedTensor) -> np.ndarray:
+def _scaled(array: np.ndarray, scale: str, wanted: ModelTensor) -> np.ndarray:
     black, white = SCALES[scale]
     dtype = np.dtype(np.float32) if wanted.datatype == "BF16" else DATATYPES[wanted.datatype].numpy
     assert dtype is not None

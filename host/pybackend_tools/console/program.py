@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from pybackend.errors import ServerError
 from pybackend_tools.console.extra import require_extra
-from pybackend_tools.console.gate import Gate, Place
+from pybackend_tools.console.gate import ConsoleAddress, Gate
 from pybackend_tools.console.settings import ADDRESS, PORT, ConsoleSettings
 
 
@@ -35,7 +35,7 @@ def run(settings: ConsoleSettings, announce: Callable[[str], None], *, ends_with
     from pybackend_tools.console.pages import make_app
 
     sock = _bound(settings.port)
-    place = Place(sock.getsockname()[1], settings.public_url)
+    place = ConsoleAddress(sock.getsockname()[1], settings.public_url)
     gate = Gate(make_app(settings), place, announce)
     config = uvicorn.Config(
         gate,

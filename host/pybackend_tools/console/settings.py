@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pybackend_client.connection import Access
+from pybackend_client.connection import Credentials
 
 ADDRESS, PORT = "127.0.0.1", 8003
 
@@ -17,6 +17,6 @@ class ConsoleSettings:
     metrics_url: str | None  # ``""`` does without metrics; None asks the server where they are
     grpc_url: str  # ``host:port``, for the requests that are shown; ``""`` asks the server
     timeout_s: float
-    access: Access = field(repr=False)
+    access: Credentials = field(repr=False)
     port: int | None = None  # 0 takes a free one; None prefers ``PORT``
     public_url: str = ""

@@ -13,12 +13,12 @@ from nicegui import context, ui
 from pybackend.errors import InferenceError, PybackendError, ServerError
 from pybackend_client.connection import Connection
 from pybackend_client.inference import Request, Response, infer, infer_stream
-from pybackend_client.values import Tensor, WantedTensor
+from pybackend_client.values import ModelTensor, Tensor
 from pybackend_tools.console.answers import Stream, StreamView, show_output
 from pybackend_tools.console.form import InputField, Options, optional_names
 from pybackend_tools.console.frame import Page, heading, pre
-from pybackend_tools.console.kept import Kept, KeptRequests
-from pybackend_tools.console.programs import Server, programs_for
+from pybackend_tools.console.kept_requests import Kept, KeptRequests
+from pybackend_tools.console.sample_programs import Server, programs_for
 
 _TIMEOUT_S = 300.0
 _MOST_ANSWER_BYTES = 64 * 1024 * 1024
@@ -40,7 +40,7 @@ class TryIt:
         self._stream: Stream | None = None
         self._view: StreamView | None = None
         self._wanted = {
-            each["name"]: WantedTensor(each["name"], each["datatype"], tuple(map(int, each["shape"])))
+            each["name"]: ModelTensor(each["name"], each["datatype"], tuple(map(int, each["shape"])))
             for each in metadata.get("inputs", ())
         }
         with ui.element("div").classes("cols"):

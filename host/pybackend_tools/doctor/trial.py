@@ -19,7 +19,7 @@ from pybackend.process.start import process_variables
 from pybackend.process.stub_process import StubHandle, StubLaunch, StubProcess, connected_ends
 from pybackend.process.zygote import ZygoteError
 from pybackend.process.zygotes import Zygotes
-from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox
+from pybackend.sandbox.model_sandbox import ModelSandbox, ReachableFiles
 from pybackend.sandbox.options import SandboxOptions
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend.settings import SandboxSettings
@@ -93,7 +93,7 @@ async def _confined(bundle: Path, launcher: StubLauncher) -> Finding:
     with tempfile.TemporaryDirectory(prefix="pybackend-doctor-") as directory:
         version = _open_to_all(Path(directory))
         sandbox = Sandbox(SandboxSettings(level=STANDARD), [], bundle)
-        files = ModelFiles(version, version, version / "model.py", HOST_ENVIRONMENT)
+        files = ReachableFiles(version, version, version / "model.py", HOST_ENVIRONMENT)
         model = ModelSandbox(sandbox, "trial", STANDARD, SandboxOptions(), files)
         try:
             launch = StubLaunch(sandbox=model.of_instance(0))
@@ -152,7 +152,7 @@ def _cuda_at(level: str, gpus: Gpus) -> str:
         version = _open_to_all(Path(directory))
         sandbox = Sandbox(SandboxSettings(level=level), [], stage_bundle())
         try:
-            files = ModelFiles(version, version, version / "model.py", HOST_ENVIRONMENT)
+            files = ReachableFiles(version, version, version / "model.py", HOST_ENVIRONMENT)
             model = ModelSandbox(sandbox, "trial", level, SandboxOptions(), files)
             program, gpu = [sys.executable, "-I", "-S", "-c", _ASK_CUDA], gpus.access("GPU", 0)
             variables = process_variables(HOST_ENVIRONMENT)

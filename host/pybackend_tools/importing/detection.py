@@ -33,7 +33,7 @@ from pybackend_tools.importing.kinds import (
     XGBOOST_JSON,
     XGBOOST_UBJ,
     DamagedFileError,
-    Found,
+    FoundModel,
     Kind,
     UnknownFileError,
 )
@@ -68,7 +68,7 @@ _LITERT_MARK, _LITERT_PLACE = b"TFL3", 4
 _LIGHTGBM_START, _LIGHTGBM_END = b"tree\n", b"end of trees"
 
 
-def detect(path: Path, *, flavor: str = "") -> Found:
+def detect(path: Path, *, flavor: str = "") -> FoundModel:
     """Find out what a file or directory is. Blocking.
 
     ``flavor``: the only one that counts of an MLflow directory; ``""`` for the first that a backend serves, else
@@ -86,7 +86,7 @@ def detect(path: Path, *, flavor: str = "") -> Found:
         raise ServerError(f"cannot read {error.filename or path}: {error.strerror or error}") from None
 
 
-def bare_model(path: Path) -> Found | None:
+def bare_model(path: Path) -> FoundModel | None:
     """The model in a file, or in a directory that holds no models of a repository; None for everything unknown. Blocking."""
     try:
         return detect(path)
@@ -103,11 +103,11 @@ def title_of(path: Path) -> str | None:
 # --- Directories ----------------------------------------------------------------------------------------------------
 
 
-def _directory(path: Path) -> Found:
+def _directory(path: Path) -> FoundModel:
     if backend_of_files(path) == TRANSFORMERS.backend:
-        return Found(TRANSFORMERS, path, {name: path / name for name in _names(path)})
+        return FoundModel(TRANSFORMERS, path, {name: path / name for name in _names(path)})
     if any(os.path.isfile(path / name) for name in _SAVED_MODEL_FILES):
-        return Found(SAVED_MODEL, path, {SAVED_MODEL.filename: path})
+        return FoundModel(SAVED_MODEL, path, {SAVED_MODEL.filename: path})
     models = []
     for name in _names(path):
         if os.path.isfile(path / name):
@@ -133,13 +133,13 @@ def _names(path: Path) -> list[str]:
 # --- Files ----------------------------------------------------------------------------------------------------------
 
 
-def _file(path: Path) -> Found:
+def _file(path: Path) -> FoundModel:
     kind = _kind(path)
     if kind is ONNX:
-        return Found(kind, path, _onnx_files(path))
+        return FoundModel(kind, path, _onnx_files(path))
     if kind is OPENVINO:
-        return Found(kind, path, _openvino_files(path))
-    return Found(kind, path, {kind.filename: path})
+        return FoundModel(kind, path, _openvino_files(path))
+    return FoundModel(kind, path, {kind.filename: path})
 
 
 def _onnx_files(path: Path) -> Mapping[str, Path]:

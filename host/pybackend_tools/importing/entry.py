@@ -31,7 +31,7 @@ MOST_FILES = 100_000
 
 
 @dataclass(frozen=True)
-class Place:
+class EntryPath:
     """Where an entry will be."""
 
     repository: Path
@@ -46,7 +46,7 @@ class Place:
         return self.repository / self.name
 
 
-def place_of(repository: Path, name: str, version: int | None, *, force: bool) -> Place:
+def place_of(repository: Path, name: str, version: int | None, *, force: bool) -> EntryPath:
     """Where a model may be put. Blocking.
 
     ``repository``: directory of models; it need not exist. ``version``: None for the first version of a new model.
@@ -54,11 +54,11 @@ def place_of(repository: Path, name: str, version: int | None, *, force: bool) -
     """
     model = repository / name
     if not os.path.lexists(model):
-        return Place(repository, name, version or 1, adds=False, replaces=False)
+        return EntryPath(repository, name, version or 1, adds=False, replaces=False)
     present = list(scan_versions(model).versions) if os.path.isdir(model) else []
     if version is None:
         if force:
-            return Place(repository, name, 1, adds=False, replaces=True)
+            return EntryPath(repository, name, 1, adds=False, replaces=True)
         following = max(present, default=0) + 1
         raise ServerError(
             f"{model} exists already: --force replaces it, --name=NAME chooses another name, and `pybackend import "
@@ -69,7 +69,7 @@ def place_of(repository: Path, name: str, version: int | None, *, force: bool) -
         raise ServerError(
             f"{model / str(version)} exists already: --force replaces it, --version=N chooses another number"
         )
-    return Place(repository, name, version, adds=bool(present), replaces=exists or not present)
+    return EntryPath(repository, name, version, adds=bool(present), replaces=exists or not present)
 
 
 @dataclass
@@ -81,7 +81,7 @@ class StagedEntry:
     files are in their place then.
     """
 
-    place: Place
+    place: EntryPath
     directory: Path = field(init=False)
     _made: list[Path] = field(init=False, default_factory=list)
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pybackend.cli.command_line import SILENT, visited, visited_settings
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.model_names import check_new_name, name_from
-from pybackend.cli.options import SILENT, visited, visited_settings
 from pybackend.cli.output import counted, divided, print_error, print_text, terminated
 from pybackend.errors import ServerError
 from pybackend.flag import integer
@@ -22,8 +22,8 @@ from pybackend.runner import Serve
 from pybackend.settings import Settings
 from pybackend_client.trial import Request
 from pybackend_tools.importing.detection import detect
-from pybackend_tools.importing.entry import Place, StagedEntry, place_of
-from pybackend_tools.importing.kinds import MLFLOW, Found
+from pybackend_tools.importing.entry import EntryPath, StagedEntry, place_of
+from pybackend_tools.importing.kinds import MLFLOW, FoundModel
 from pybackend_tools.importing.measurement import Measures
 from pybackend_tools.importing.mlflow_directory import PYFUNC
 from pybackend_tools.importing.run import ENVIRONMENT, LABELS, ImportRun, backed_by, signature_text, with_parameters
@@ -188,7 +188,7 @@ def _sample(path: Path | None) -> Request | None:
     return {"inputs": document["inputs"]}
 
 
-def check_trust(found: Found, *, trusts: bool) -> None:
+def check_trust(found: FoundModel, *, trusts: bool) -> None:
     """Refuse a pickle that the user has not said to trust. Raises ServerError with the ways out."""
     if found.kind.is_pickle and not trusts:
         raise ServerError(
@@ -197,7 +197,7 @@ def check_trust(found: Found, *, trusts: bool) -> None:
         )
 
 
-def derived_name(found: Found, parser: CommandParser) -> str:
+def derived_name(found: FoundModel, parser: CommandParser) -> str:
     """The name of a model that its user has not named. Raises UsageError if none can be made from its path."""
     source = found.source.absolute()
     stem = source.name if source.is_dir() else source.stem
@@ -211,7 +211,7 @@ def derived_name(found: Found, parser: CommandParser) -> str:
 # --- Output ---------------------------------------------------------------------------------------------------------
 
 
-def _report(run: ImportRun, place: Place, comparison: Comparison | None, *, as_json: bool) -> None:
+def _report(run: ImportRun, place: EntryPath, comparison: Comparison | None, *, as_json: bool) -> None:
     if as_json:
         document = {
             "model": place.name,

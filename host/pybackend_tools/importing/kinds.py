@@ -56,7 +56,7 @@ class DamagedFileError(ServerError):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundModel:
     """A model that was found."""
 
     kind: Kind

@@ -48,7 +48,7 @@ from pybackend_client import (
 from pybackend_client.connection import control_path, model_path
 from pybackend_tools.importing.detection import detect
 from pybackend_tools.importing.entry import StagedEntry, place_of
-from pybackend_tools.importing.kinds import Found
+from pybackend_tools.importing.kinds import FoundModel
 from pybackend_tools.importing.mlflow_directory import PYFUNC, is_mlflow
 from pybackend_tools.importing.run import ENVIRONMENT, backed_by, first_configuration, lay_out
 
@@ -247,7 +247,7 @@ class PybackendClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow is 
 class _Saved:
     """A model that MLflow has saved, on this machine, and the archive of its environment, None for the server's Python."""
 
-    def __init__(self, found: Found, archive: Path | None) -> None:
+    def __init__(self, found: FoundModel, archive: Path | None) -> None:
         self._found = backed_by(found, "")
         self._archive = archive
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.errors import ServerError
-from pybackend_tools.importing.kinds import MLFLOW, TRANSFORMERS, DamagedFileError, Found
+from pybackend_tools.importing.kinds import MLFLOW, TRANSFORMERS, DamagedFileError, FoundModel
 
 MLMODEL = "MLmodel"
 
@@ -48,7 +48,7 @@ _TYPES = {
 _NATIVE_NEEDS_NO = re.compile(r"mlflow(-skinny)?\b")
 _LARGEST_EXAMPLE_BYTES = 1024 * 1024
 
-Detect = Callable[[Path], Found]
+Detect = Callable[[Path], FoundModel]
 
 
 def is_mlflow(path: Path) -> bool:
@@ -56,7 +56,7 @@ def is_mlflow(path: Path) -> bool:
     return os.path.isfile(path / MLMODEL)
 
 
-def read_mlflow(path: Path, detect: Detect, flavor: str = "") -> Found:
+def read_mlflow(path: Path, detect: Detect, flavor: str = "") -> FoundModel:
     """The model in a directory of MLflow. Blocking.
 
     ``flavor``: the only one that counts, ``""`` for the first that can be served. Raises ServerError if MLmodel cannot be read,
@@ -93,7 +93,7 @@ def read_mlflow(path: Path, detect: Detect, flavor: str = "") -> Found:
             f"{path / MLMODEL} has no signature with {side}: save the model with signature=mlflow.models.infer_signature(rows, answers)"
         )
     configuration = {"max_batch_size": _BATCH_SIZE, "dynamic_batching": {}, "input": inputs, "output": outputs}
-    return Found(
+    return FoundModel(
         MLFLOW,
         path,
         {_COPY: path},
@@ -124,7 +124,7 @@ def _document(path: Path) -> dict[str, Any]:
     return document
 
 
-def _native(path: Path, flavor: str, about: Any, detect: Detect) -> Found | None:
+def _native(path: Path, flavor: str, about: Any, detect: Detect) -> FoundModel | None:
     """The file or directory of a native flavor; None if no backend serves it."""
     named = next((about[key] for key in _DATA_KEYS[flavor] if isinstance(about, dict) and about.get(key)), "")
     if not named:

@@ -18,7 +18,7 @@ from pybackend.observability.logging import collected_warnings
 from pybackend_client.connection import Connection
 from pybackend_client.trial import Answer, Request, Trial, answers_to
 from pybackend_tools.importing.entry import SAMPLE_REQUEST, StagedEntry
-from pybackend_tools.importing.kinds import SKOPS, Found
+from pybackend_tools.importing.kinds import SKOPS, FoundModel
 from pybackend_tools.importing.measurement import Measures, measure
 from pybackend_tools.importing.verification import Comparison, FrameworkModel, compare
 from pybackend_wire.model_options import SANDBOX_PREFIX
@@ -35,7 +35,7 @@ _REQUIREMENTS = "requirements.txt"
 class ImportRun:
     """An import while it runs."""
 
-    found: Found
+    found: FoundModel
     entry: StagedEntry
     base: Mapping[str, Any]  # the configuration that wins over those of the kind: the user's choices
     sample: Request | None  # the user's sample request, None to make one
@@ -105,7 +105,7 @@ class ImportRun:
 
     @property
     def _rights(self) -> dict[str, Any]:
-        return rights_of(self.config, self.environments, self.entry.model)
+        return placement_parameters(self.config, self.environments, self.entry.model)
 
     def _keep_class_names(self, connection: Connection) -> None:
         """Write a label file for the outputs that have a number for each class of an estimator."""
@@ -169,7 +169,7 @@ def is_right(parameter: str) -> bool:
     return parameter.startswith(SANDBOX_PREFIX) or parameter == ENVIRONMENT
 
 
-def rights_of(config: Mapping[str, Any], environments: Mapping[str, str], directory: Path) -> dict[str, Any]:
+def placement_parameters(config: Mapping[str, Any], environments: Mapping[str, str], directory: Path) -> dict[str, Any]:
     """The parameters that say where, and with which rights, a model runs, for another model that may do the same.
 
     ``environments``: the operator's choices, by backend. ``directory``: the model's.
@@ -196,7 +196,7 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return {**under, **given, **({"parameters": parameters} if parameters else {})}
 
 
-def lay_out(entry: StagedEntry, found: Found) -> None:
+def lay_out(entry: StagedEntry, found: FoundModel) -> None:
     """Copy and write the files of a model into its entry, without a configuration."""
     entry.copy(found.files, found.source)
     for name, text in found.texts.items():
@@ -205,12 +205,12 @@ def lay_out(entry: StagedEntry, found: Found) -> None:
         entry.write(_REQUIREMENTS, "".join(f"{line}\n" for line in found.requirements))
 
 
-def first_configuration(found: Found, base: Mapping[str, Any]) -> dict[str, Any]:
+def first_configuration(found: FoundModel, base: Mapping[str, Any]) -> dict[str, Any]:
     """The preferred configuration of a model before the model completes it; ``base`` wins."""
     return _with_base(found, found.configurations[0], base)
 
 
-def _with_base(found: Found, configuration: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+def _with_base(found: FoundModel, configuration: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     return merged(with_parameters(configuration, found.trust), base)
 
 
@@ -218,7 +218,7 @@ def _module_name(name: str) -> str:
     return "".join(each if each.isalnum() else "_" for each in name)
 
 
-def backed_by(found: Found, backend: str) -> Found:
+def backed_by(found: FoundModel, backend: str) -> FoundModel:
     """The same model for another backend, and for its own if ``backend`` is empty."""
     chosen = backend or found.kind.backend
     return replace(found, configurations=[{**each, "backend": chosen} for each in found.configurations])

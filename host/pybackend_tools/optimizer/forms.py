@@ -17,7 +17,7 @@ from pybackend_tools.importing.kinds import (
     TORCH_EXPORT,
     TORCHSCRIPT,
     XGBOOST_JSON,
-    Found,
+    FoundModel,
 )
 
 _PYTORCH, _TENSORFLOW, _FOREST, _ESTIMATOR = TORCHSCRIPT.backend, SAVED_MODEL.backend, LIGHTGBM.backend, "sklearn"
@@ -44,7 +44,7 @@ class Form:
     has_own_tensors: bool = False  # its backend names the tensors, so they may have other names than the original's
 
 
-def forms_of(found: Found, cores: int, *, calibrates: bool) -> list[Form]:
+def forms_of(found: FoundModel, cores: int, *, calibrates: bool) -> list[Form]:
     """The forms of a model, the one that `pybackend import` would make first. Raises ServerError if none other is known."""
     kind = found.kind
     if kind.name not in _FORMS:

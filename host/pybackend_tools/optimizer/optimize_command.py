@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from pybackend.cli.command_line import SILENT, visited, visited_settings
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.model_names import check_new_name
-from pybackend.cli.options import SILENT, visited, visited_settings
 from pybackend.cli.output import divided, print_error, print_text, table_lines, terminated, wrapped
 from pybackend.errors import PybackendError, ServerError
 from pybackend.flag import integer
@@ -21,14 +21,14 @@ from pybackend.settings import EXIT_INTERRUPTED
 from pybackend_tools.analyzer.goal_flags import add_goal_flags, goal_of, number
 from pybackend_tools.analyzer.measurement import Load
 from pybackend_tools.importing.detection import detect
-from pybackend_tools.importing.entry import Place, StagedEntry, place_of
+from pybackend_tools.importing.entry import EntryPath, StagedEntry, place_of
 from pybackend_tools.importing.import_command import add_entry_flags, base_of, check_trust, derived_name
-from pybackend_tools.importing.kinds import Found
+from pybackend_tools.importing.kinds import FoundModel
 from pybackend_tools.importing.run import ImportRun
 from pybackend_tools.optimizer.accuracy import Metric, Tolerance
 from pybackend_tools.optimizer.forms import LEFT_OUT, UNCALIBRATED, Form, forms_of
 from pybackend_tools.optimizer.report import CHOSEN, HEADS, WORSE, rows_of, write_report
-from pybackend_tools.optimizer.results import NAME, Demands, Results
+from pybackend_tools.optimizer.results import NAME, Demands, SearchResults
 from pybackend_tools.optimizer.search import Search, Wishes
 
 _EPILOG = """\
@@ -130,7 +130,7 @@ def run_optimize(arguments: Sequence[str], serve: Serve) -> int:
     metric = None if given.metric is None else Metric(given.metric)
     place = place_of(given.repository, name, None, force=given.force or given.no_entry)
     output = _made_output(given.output or Path(f"{name}-optimization"), force=given.force)
-    results = Results(
+    results = SearchResults(
         str(given.path),
         found.kind.title,
         goal_of(given),
@@ -213,7 +213,7 @@ class _Task:
         chosen = search.results.chosen
         if chosen is None or not self._makes_entry:
             return
-        files: Found = search.files_of(chosen.form)
+        files: FoundModel = search.files_of(chosen.form)
         base, wishes = search.configuration_of(chosen.form), search.wishes
         entry = ImportRun(
             files, search.entry, base, search.sample_for(chosen.form), False, wishes.limit_s, wishes.environments
@@ -223,7 +223,7 @@ class _Task:
         self.has_entry = True
 
 
-def _report(results: Results, output: Path) -> None:
+def _report(results: SearchResults, output: Path) -> None:
     """Write the report, and print its table. Without a form that was measured there is none."""
     if not any(outcome.rungs for outcome in results.outcomes):
         return
@@ -239,7 +239,7 @@ def _report(results: Results, output: Path) -> None:
     print_text(f"\n{results.verdict()}\nreport: {page}")
 
 
-def _ended(results: Results, place: Place, *, makes_entry: bool) -> int:
+def _ended(results: SearchResults, place: EntryPath, *, makes_entry: bool) -> int:
     if results.chosen is None:
         print_error(
             "error: no form can be served with these tolerances and limits: the report has the reasons. No entry was written"

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 from pybackend_tools.analyzer.page import html_page, html_table, write_pages
-from pybackend_tools.optimizer.results import Outcome, Results
+from pybackend_tools.optimizer.results import SearchResults, TriedForm
 
 _MB = 1e6
 CHOSEN, WORSE = "chosen", "not better than the chosen one"
@@ -29,7 +29,7 @@ HEADS = (
 )
 
 
-def rows_of(results: Results) -> Iterator[list[str]]:
+def rows_of(results: SearchResults) -> Iterator[list[str]]:
     """The table, without its head: the chosen form, the others that could be, and those that cannot, each with the reason."""
     ranked = results.ranked()
     others = [each for each in results.outcomes if each not in ranked]
@@ -40,7 +40,7 @@ def rows_of(results: Results) -> Iterator[list[str]]:
         yield [title, *[""] * (len(HEADS) - 2), reason]
 
 
-def _figures(outcome: Outcome) -> list[str]:
+def _figures(outcome: TriedForm) -> list[str]:
     if not outcome.rungs or outcome.difference is None:
         return [""] * (len(HEADS) - 2)
     (rung,) = outcome.rungs
@@ -59,7 +59,7 @@ def _figures(outcome: Outcome) -> list[str]:
     ]
 
 
-def _result(outcome: Outcome, results: Results) -> str:
+def _result(outcome: TriedForm, results: SearchResults) -> str:
     if outcome is results.chosen:
         return CHOSEN
     original = results.original.tensors
@@ -67,7 +67,7 @@ def _result(outcome: Outcome, results: Results) -> str:
     return (results.reason(outcome) or WORSE) + tensors
 
 
-def csv_text(results: Results) -> str:
+def csv_text(results: SearchResults) -> str:
     """The table, one form a line."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
@@ -76,7 +76,7 @@ def csv_text(results: Results) -> str:
     return text.getvalue()
 
 
-def html_text(results: Results) -> str:
+def html_text(results: SearchResults) -> str:
     """The page."""
     table = list(rows_of(results))
     places = [
@@ -92,7 +92,7 @@ def html_text(results: Results) -> str:
     return html_page(f"Forms of {results.source}", [*parts, html_table([HEADS[place] for place in places], rows)])
 
 
-def _conditions(results: Results) -> str:
+def _conditions(results: SearchResults) -> str:
     exact, low = results.demands.exact, results.demands.low_precision
     return (
         f"{results.source} is {results.kind}. Searched for {results.goal}, under the load of {results.load}. Answers to {results.requests} "
@@ -102,7 +102,7 @@ def _conditions(results: Results) -> str:
     )
 
 
-def write_report(directory: Path, results: Results) -> Path:
+def write_report(directory: Path, results: SearchResults) -> Path:
     """Write all files of the report. Returns the page's path; raises ServerError if that is impossible."""
     results.write(directory)
     return write_pages(directory, html_text(results), csv_text(results))

@@ -18,7 +18,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Outcome(Measured):
+class TriedForm(Measured):
     """A form that was tried, and measured at most once."""
 
     form: Form
@@ -38,7 +38,7 @@ class Demands:
     low_precision: Tolerance  # of forms in int8 and bf16
     metric_loss: float  # by how much the metric may be lower than the original's
 
-    def broken_by(self, outcome: Outcome, original: Outcome) -> str:
+    def broken_by(self, outcome: TriedForm, original: TriedForm) -> str:
         """A clause about what a form does not keep, ``""`` if it keeps all.
 
         With a metric, it alone decides about forms in a lower precision.
@@ -53,7 +53,7 @@ class Demands:
 
 
 @dataclass
-class Results:
+class SearchResults:
     """All that a search has found; the file is complete after each form."""
 
     source: str  # the path that the user gave
@@ -63,22 +63,22 @@ class Results:
     load: str  # a clause about the load
     requests: int = 0  # that were compared
     left_out: dict[str, str] = field(default_factory=dict)  # titles of forms that were not tried, and why
-    outcomes: list[Outcome] = field(default_factory=list)  # the first is that of the original in its usual form
+    outcomes: list[TriedForm] = field(default_factory=list)  # the first is that of the original in its usual form
     compared: Turns = ()  # of the original and the best one
     entry: str = ""  # the directory of the entry that was written
 
     @property
-    def original(self) -> Outcome:
+    def original(self) -> TriedForm:
         """The original in its usual form."""
         return self.outcomes[0]
 
-    def ranked(self) -> list[Outcome]:
+    def ranked(self) -> list[TriedForm]:
         """The forms that keep everything, the best first."""
         kept = [each for each in self.outcomes if each.rungs and not self.demands.broken_by(each, self.original)]
         return ranked(kept, self.goal)
 
     @property
-    def chosen(self) -> Outcome | None:
+    def chosen(self) -> TriedForm | None:
         """The best form if it is reliably better than the original's, else that; None if no form keeps everything."""
         best = next(iter(self.ranked()), None)
         if best is None or best is self.original or self.reason(self.original):
@@ -90,7 +90,7 @@ class Results:
         """How many times better the best form is than the original's; 0 if they were not compared."""
         return gain(self.compared) if self.compared else 0.0
 
-    def reason(self, outcome: Outcome) -> str:
+    def reason(self, outcome: TriedForm) -> str:
         """Why a form cannot be chosen, ``""`` if it can."""
         if outcome.failed:
             return outcome.failed

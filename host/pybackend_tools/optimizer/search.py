@@ -21,12 +21,12 @@ from pybackend_client.figures import Source
 from pybackend_client.inference import Request as BinaryRequest
 from pybackend_client.inference import infer
 from pybackend_client.trial import Answer, Request, Trial, cause_of
-from pybackend_tools.analyzer.goal import Say, in_turns
+from pybackend_tools.analyzer.goal import Say, alternate
 from pybackend_tools.analyzer.measurement import Bench, Load, MeasurementError, Target
 from pybackend_tools.analyzer.requests import documents_for, from_file, target_with
 from pybackend_tools.importing.detection import detect
-from pybackend_tools.importing.entry import Place, StagedEntry
-from pybackend_tools.importing.kinds import Found
+from pybackend_tools.importing.entry import EntryPath, StagedEntry
+from pybackend_tools.importing.kinds import FoundModel
 from pybackend_tools.importing.measurement import model_pids
 from pybackend_tools.importing.run import (
     backed_by,
@@ -34,13 +34,13 @@ from pybackend_tools.importing.run import (
     is_right,
     lay_out,
     merged,
-    rights_of,
+    placement_parameters,
     signature_text,
 )
 from pybackend_tools.importing.verification import FrameworkModel, UnequalError, inner_file, probe_files
 from pybackend_tools.optimizer.accuracy import Metric, MetricError, Original, difference_of
 from pybackend_tools.optimizer.forms import Form
-from pybackend_tools.optimizer.results import Outcome, Results
+from pybackend_tools.optimizer.results import SearchResults, TriedForm
 
 _PROGRAM = Path(__file__).with_name("conversion_program.py")
 _SOURCE, _MADE = "files", "made"
@@ -80,18 +80,18 @@ class Search:
     ``results``: is completed, after each form. ``entry``: gets the files of the form that is chosen.
     """
 
-    found: Found
+    found: FoundModel
     forms: Sequence[Form]
     entry: StagedEntry
     wishes: Wishes
-    results: Results
+    results: SearchResults
     output: Path
     say: Say
     _original: dict[str, Any] = field(default_factory=dict)  # the complete configuration of the usual form
     _requests: list[Request] = field(default_factory=list)
     _expected: Original = ()
     _samples: list[Request] = field(default_factory=list)  # for conversions
-    _made: dict[tuple[str, ...], Found | str] = field(
+    _made: dict[tuple[str, ...], FoundModel | str] = field(
         default_factory=dict
     )  # by the steps: files, or why there are none
 
@@ -114,7 +114,7 @@ class Search:
             self.say("  " + "; ".join(filter(None, [*map(str, outcome.rungs), reason])))
         self._compare()
 
-    def files_of(self, form: Form) -> Found:
+    def files_of(self, form: Form) -> FoundModel:
         """The files of a form, which are made if it needs that. Raises FormError if that is impossible."""
         return backed_by(self._made_by(tuple(form.steps)), form.backend)
 
@@ -137,21 +137,21 @@ class Search:
 
     # One form
 
-    def _tried(self, form: Form) -> Outcome:
+    def _tried(self, form: Form) -> TriedForm:
         with self._limit() as is_over:
             try:
                 return self._measured(form)
             except (InferenceError, MeasurementError, FormError, LargeAnswerError, UnequalError, MetricError) as error:
                 if is_over.is_set():
-                    return Outcome(form, failed=f"it took longer than {self.wishes.limit_s:g} s (--timeout)")
-                return Outcome(form, failed=self._reason(error))
+                    return TriedForm(form, failed=f"it took longer than {self.wishes.limit_s:g} s (--timeout)")
+                return TriedForm(form, failed=self._reason(error))
 
     def _reason(self, error: PybackendError) -> str:
         """An error in a line, without the names of models that exist for the search only."""
         said = cause_of(error.message if isinstance(error, InferenceError) else str(error))
         return _OWN_NAMES.sub("", said.replace(f"{self.entry.directory}/", ""))
 
-    def _measured(self, form: Form) -> Outcome:
+    def _measured(self, form: Form) -> TriedForm:
         found = self.files_of(form)
         name = self._name(form.name)
         with self._model(name, found, self.configuration_of(form)) as directory:
@@ -165,7 +165,7 @@ class Search:
             requests = [_as_asked(request, config) for request in self._requests]
             answers: list[Answer] = [trial.answer(request) for request in requests]
             metric = self.wishes.metric
-            outcome = Outcome(
+            outcome = TriedForm(
                 form,
                 difference=difference_of(answers, self._expected),
                 metric=None if metric is None else metric(requests, answers),
@@ -182,7 +182,7 @@ class Search:
         calibration = self.wishes.calibration
         self._samples = self._requests[:1] if calibration is None else from_file(calibration, config)
         kind = self.found.kind.name
-        rights = rights_of(config, self.wishes.environments, self.entry.directory / config["name"])
+        rights = placement_parameters(config, self.wishes.environments, self.entry.directory / config["name"])
         self._expected = framework.answers(self._connection, kind, self.found.main, config, rights, self._requests)
         Trial(self._connection, framework.directory.name).unload()
         self.results.requests = len(self._requests)
@@ -198,9 +198,9 @@ class Search:
         return f"{self.entry.place.name}-{what}"
 
     @contextmanager
-    def _model(self, name: str, found: Found, base: Mapping[str, Any]) -> Iterator[Path]:
+    def _model(self, name: str, found: FoundModel, base: Mapping[str, Any]) -> Iterator[Path]:
         """A model of the repository; it and its processes go in the end."""
-        with StagedEntry(Place(self.entry.directory, name, 1, adds=False, replaces=False)) as entry:
+        with StagedEntry(EntryPath(self.entry.directory, name, 1, adds=False, replaces=False)) as entry:
             lay_out(entry, found)
             entry.write(CONFIG_FILENAME, format_config_text(first_configuration(found, base)))
             entry.commit()
@@ -239,7 +239,7 @@ class Search:
 
     # Conversions
 
-    def _made_by(self, steps: tuple[str, ...]) -> Found:
+    def _made_by(self, steps: tuple[str, ...]) -> FoundModel:
         """The files after some steps. Raises FormError if one of them fails, now or earlier."""
         if not steps:
             return self.found
@@ -253,11 +253,13 @@ class Search:
             raise FormError(made)
         return made
 
-    def _converted(self, source: Found, steps: tuple[str, ...]) -> Found:
+    def _converted(self, source: FoundModel, steps: tuple[str, ...]) -> FoundModel:
         """The files that a step makes."""
         name = self._name(f"to-{'-'.join(steps)}")
-        rights = rights_of(self._original, self.wishes.environments, self.entry.directory / self._original["name"])
-        with StagedEntry(Place(self.entry.directory, name, 1, adds=False, replaces=False)) as entry:
+        rights = placement_parameters(
+            self._original, self.wishes.environments, self.entry.directory / self._original["name"]
+        )
+        with StagedEntry(EntryPath(self.entry.directory, name, 1, adds=False, replaces=False)) as entry:
             entry.copy({f"{_SOURCE}/{inner}": path for inner, path in source.files.items()}, source.source)
             question = {
                 "step": steps[-1],
@@ -292,10 +294,10 @@ class Search:
         while (best := self.results.ranked()[0]) is not original and not self.results.compared:
             try:
                 with self._loaded(original.form) as old, self._loaded(best.form) as new:
-                    self.results.compared = in_turns(lambda: self._value(old), lambda: self._value(new), self.say)
+                    self.results.compared = alternate(lambda: self._value(old), lambda: self._value(new), self.say)
             except (InferenceError, MeasurementError) as error:
                 reason = f"it failed when it was compared with the original: {self._reason(error)}"
-                outcomes[outcomes.index(best)] = Outcome(best.form, failed=reason)
+                outcomes[outcomes.index(best)] = TriedForm(best.form, failed=reason)
                 self.say(f"  {best.form.title}: {reason}")
             self.results.write(self.output)
 
@@ -313,7 +315,7 @@ class Search:
         return self.results.goal.value(bench.measure(self.wishes.load, self.wishes.load.clients[0]))
 
 
-def written(directory: Path, names: Sequence[bytes], contents: Sequence[bytes]) -> Found:
+def written(directory: Path, names: Sequence[bytes], contents: Sequence[bytes]) -> FoundModel:
     """Write the files of a conversion into an empty directory. Raises FormError if they are no model: strangers' code has made them."""
     try:
         for name, data in zip(names, contents, strict=True):

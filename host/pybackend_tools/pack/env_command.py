@@ -303,11 +303,11 @@ def _sandbox_of(given: argparse.Namespace, sandbox: Sandbox, environment: Enviro
     """The sandbox in which a server would run the named model; None if its configuration switches that off."""
     from pybackend.modelconfig.loader import load_policy
     from pybackend.modelconfig.options import sandbox_options_of
-    from pybackend.sandbox.model_sandbox import ModelFiles, sandbox_of
+    from pybackend.sandbox.model_sandbox import ReachableFiles, sandbox_of
 
     directory = given.model.absolute()
     config = load_policy(directory, config_json=given.config)
-    files = ModelFiles(directory, directory, environment.python, environment, keeps_home=True)
+    files = ReachableFiles(directory, directory, environment.python, environment, keeps_home=True)
     return sandbox_of(sandbox, config.name, sandbox_options_of(config, directory), files, config.source)
 
 

@@ -4,15 +4,15 @@ import asyncio
 import json
 from collections.abc import Sequence
 
+from pybackend.cli.command_line import parse_with_serve_flags
 from pybackend.cli.command_parser import CommandParser
-from pybackend.cli.options import parse_with_serve_flags
 from pybackend.cli.output import counted, print_text, wrapped
-from pybackend.cli.places import refuse_bare_models, with_single_models
+from pybackend.cli.repository_arguments import refuse_bare_models, with_single_models
 from pybackend.errors import ServerError
 from pybackend.observability.log_lines import one_line
 from pybackend.repository.layout import scan_repositories
 from pybackend.settings import Settings
-from pybackend_tools.doctor.check import ModelReport, check_models, model_host
+from pybackend_tools.doctor.model_checks import ModelReport, check_models, model_host
 from pybackend_tools.importing.detection import refusal_of
 
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from pybackend.cli.command_line import settings_of
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.flags import GROUPS
-from pybackend.cli.options import settings_of
 from pybackend.cli.output import has_terminal
-from pybackend.cli.places import may_be_bare, with_single_models
+from pybackend.cli.repository_arguments import may_be_bare, with_single_models
 from pybackend.cli.setting_sources import SettingSources, settings_text
 from pybackend.environment.cache import default_cache_directory
 from pybackend.errors import SettingError
@@ -28,7 +28,7 @@ from pybackend_tools.console.extra import has_console
 from pybackend_tools.importing.detection import bare_model, detect
 from pybackend_tools.importing.entry import StagedEntry, place_of
 from pybackend_tools.importing.import_command import check_trust, derived_name
-from pybackend_tools.importing.kinds import Found
+from pybackend_tools.importing.kinds import FoundModel
 from pybackend_tools.importing.run import backed_by, first_configuration, lay_out
 
 SETTLE_S = 0.1
@@ -128,12 +128,12 @@ def parse_dev(arguments: Sequence[str], make_scratch: Callable[[], Path]) -> Set
     )
 
 
-def _found(path: Path) -> Found | None:
+def _found(path: Path) -> FoundModel | None:
     """The framework's model there, None for none; an unknown file has no other meaning, and is a ServerError with the reason."""
     return detect(path) if path.is_file() else bare_model(path)
 
 
-def _copied(found: Found, scratch: Path, parser: CommandParser, *, trusts: bool) -> Path:
+def _copied(found: FoundModel, scratch: Path, parser: CommandParser, *, trusts: bool) -> Path:
     check_trust(found, trusts=trusts)
     place = place_of(scratch / "models", derived_name(found, parser), None, force=False)
     with StagedEntry(place) as entry:

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from pybackend.cli.command_line import parse_with_serve_flags
 from pybackend.cli.command_parser import CommandParser
-from pybackend.cli.options import parse_with_serve_flags
 from pybackend.cli.output import counted, wrapped
 from pybackend.settings import Settings
-from pybackend_tools.doctor.examination import NOT_LOADED, examine
 from pybackend_tools.doctor.finding import Finding, Status
+from pybackend_tools.doctor.server_checks import NOT_LOADED, examine
 
 _MOST_NAMED = 4
 

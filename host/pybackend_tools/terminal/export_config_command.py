@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pybackend.cli.command_line import SILENT, visited, visited_settings
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.flag_values import absolute
-from pybackend.cli.options import SILENT, visited, visited_settings
 from pybackend.cli.output import divided, print_text
-from pybackend.cli.places import with_single_models
+from pybackend.cli.repository_arguments import with_single_models
 from pybackend.errors import ServerError
 from pybackend.modelconfig.normalisation import minimal_document
 from pybackend.modelconfig.parser import format_config_text, parse_config_json

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from pybackend.cli.command_line import visited, visited_settings
 from pybackend.cli.command_parser import CommandParser
-from pybackend.cli.options import visited, visited_settings
 from pybackend.cli.output import divided, print_error, print_text
 from pybackend.errors import InferenceError
 from pybackend.observability.log_lines import one_line

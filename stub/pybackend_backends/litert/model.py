@@ -197,7 +197,7 @@ def _resized(
 Output = Union["np.ndarray", Tensor]
 
 
-class Computation:
+class LiteRtComputation:
     """Computes a model's outputs.
 
     The interpreter's tensors get the sizes of a request, and large outputs are copied to where they are sent from.
@@ -265,7 +265,7 @@ class TritonPythonModel:
         check_config(config, signature, path)
         log_quantisation(config, opened)
         self._batches = config["max_batch_size"] > 0
-        self._computation = Computation(opened, signature)
+        self._computation = LiteRtComputation(opened, signature)
 
     def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
         return execute_batch(requests, self._computation, batches=self._batches)

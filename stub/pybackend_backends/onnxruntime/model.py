@@ -238,7 +238,7 @@ def _providers(ort: Any, config: Mapping[str, Any], values: Mapping[str, Any], k
 Output = Union["np.ndarray", Tensor]
 
 
-class Computation:
+class OnnxComputation:
     """Computes a model's outputs: strings become text, and large outputs are computed where they are sent from."""
 
     def __init__(self, session: Any, run_options: Any, signature: Signature, most_rows: int) -> None:
@@ -309,7 +309,7 @@ class TritonPythonModel:
         signature = signature_of(config, session, path)
         check_config(config, signature, path)
         self._batches = config["max_batch_size"] > 0
-        self._computation = Computation(session, run_options, signature, config["max_batch_size"])
+        self._computation = OnnxComputation(session, run_options, signature, config["max_batch_size"])
 
     def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
         return execute_batch(requests, self._computation, batches=self._batches, repeats=True)

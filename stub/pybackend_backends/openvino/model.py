@@ -28,7 +28,7 @@ _MOST_TEXT_BYTES = 256 * 1024 * 1024
 Output = Union["np.ndarray", Tensor]
 
 
-class Computation:
+class OpenVinoComputation:
     """Computes a model's outputs. A compiled model that has found no memory once fails for all inputs that follow: it is compiled again.
 
     Inputs are read where they arrived, and large outputs are computed where they are sent from.
@@ -178,7 +178,7 @@ class TritonPythonModel:
             return compile_model(config, core, read_model(config, core, path, settings).model, settings)
 
         self._batches = config["max_batch_size"] > 0
-        self._run: Run = Computation(
+        self._run: Run = OpenVinoComputation(
             compiled, served.signature, served.output_places, config["max_batch_size"], compile_again
         )
         if served.fixed_batch is not None:

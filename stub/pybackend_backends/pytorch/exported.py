@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 from pybackend_backends.pytorch import archive
 from pybackend_backends.pytorch.arguments import Argument
-from pybackend_backends.pytorch.programs import Program
+from pybackend_backends.pytorch.programs import LoadedProgram
 from pybackend_backends.pytorch.tensors import datatype_of
 from pybackend_sdk.backend import TensorInfo
 from pybackend_sdk.error import TritonModelException
@@ -25,7 +25,7 @@ class Description(NamedTuple):
     most_rows: Optional[int]
 
 
-class ExportedProgram(Program):
+class ExportedProgram(LoadedProgram):
     """A program of ``torch.export``, with its signature."""
 
     def __init__(self, exported: Any, module: Any) -> None:
@@ -79,7 +79,7 @@ def _read(path: str) -> Any:
         ) from None
 
 
-def load_compiled(path: str) -> Program:
+def load_compiled(path: str) -> LoadedProgram:
     """Load native code that AOTInductor compiled."""
     try:
         loaded = torch._inductor.aoti_load_package(path)
@@ -89,7 +89,7 @@ def load_compiled(path: str) -> Program:
             f"{path} cannot be loaded as AOTInductor's code by torch {torch.__version__}: {archive.beginning_of(error)}"
         ) from None
     names = [_path_name(path) for path, _ in pytree.tree_flatten_with_path(_skeleton(in_spec))[0]]
-    return Program(_Call(in_spec, names, loaded), [Argument(name, aliases=_last_key(name)) for name in names])
+    return LoadedProgram(_Call(in_spec, names, loaded), [Argument(name, aliases=_last_key(name)) for name in names])
 
 
 def _last_key(name: str) -> Tuple[str, ...]:

@@ -16,8 +16,8 @@ from pybackend_backends.pytorch.exported import (
     load_exported,
     tensor_info,
 )
-from pybackend_backends.pytorch.programs import Program, load_class, load_torchscript
-from pybackend_backends.pytorch.settings import Settings
+from pybackend_backends.pytorch.programs import LoadedProgram, load_class, load_torchscript
+from pybackend_backends.pytorch.settings import ProgramSettings
 from pybackend_sdk.backend import Signature, TensorInfo, complete_config, model_path, model_tensors
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.model_config import ModelConfig
@@ -27,7 +27,7 @@ _SCRIPT, _EXPORT, _CODE = "model.pt", "model.pt2", "model.py"
 CLASS = "class"
 
 
-class ModelFiles(NamedTuple):
+class SavedModel(NamedTuple):
     """The files of one model: an archive of a kind of :mod:`archive`, or CLASS: Python code, with or without a state dict."""
 
     kind: str
@@ -35,7 +35,7 @@ class ModelFiles(NamedTuple):
     weights: str = ""
 
 
-def find_files(config: Mapping[str, Any]) -> ModelFiles:
+def find_files(config: Mapping[str, Any]) -> SavedModel:
     """Find a model's files: the configured one, else ``model.pt``, ``model.pt2`` or ``model.py``.
 
     A state dict belongs to the code that has the same name and ends in ``.py``.
@@ -45,10 +45,10 @@ def find_files(config: Mapping[str, Any]) -> ModelFiles:
     stem, ending = os.path.splitext(path)
     if ending == ".py":
         weights = stem + ".pt"
-        return ModelFiles(CLASS, path, weights if os.path.isfile(weights) else "")
+        return SavedModel(CLASS, path, weights if os.path.isfile(weights) else "")
     kind = archive.kind_of(path)
     if kind != archive.WEIGHTS:
-        return ModelFiles(kind, path)
+        return SavedModel(kind, path)
     code = stem + ".py"
     if not os.path.isfile(code):
         raise TritonModelException(
@@ -56,10 +56,10 @@ def find_files(config: Mapping[str, Any]) -> ModelFiles:
             "beside it with the class that they belong to. Put it there, or save the whole model with torch.export.save "
             "or torch.jit.save"
         )
-    return ModelFiles(CLASS, code, path)
+    return SavedModel(CLASS, code, path)
 
 
-def load(config: Mapping[str, Any], files: ModelFiles, device: str, settings: Settings) -> Program:
+def load(config: Mapping[str, Any], files: SavedModel, device: str, settings: ProgramSettings) -> LoadedProgram:
     """Load a model for a device such as ``cpu``; empty to follow the file."""
     if files.kind in {archive.TORCHSCRIPT, archive.COMPILED} and settings.compile_options is not None:
         raise TritonModelException(
@@ -75,7 +75,7 @@ def load(config: Mapping[str, Any], files: ModelFiles, device: str, settings: Se
     return load_class(files.path, files.weights, device, settings.class_name, settings.compile_options)
 
 
-def complete(config: ModelConfig, files: ModelFiles, program: Program) -> ModelConfig:
+def complete(config: ModelConfig, files: SavedModel, program: LoadedProgram) -> ModelConfig:
     """Fill in the tensors and the batching that a file tells.
 
     Archives of ``torch.export`` describe their tensors. Files of ``torch.jit.trace`` have the shapes that they were
@@ -90,7 +90,7 @@ def complete(config: ModelConfig, files: ModelFiles, program: Program) -> ModelC
     return complete_config(config, signature_for(document, program, description), files.path)
 
 
-def _tried(config: Mapping[str, Any], files: ModelFiles, program: Program) -> Description:
+def _tried(config: Mapping[str, Any], files: SavedModel, program: LoadedProgram) -> Description:
     examples = traced_examples(files.path) if files.kind == archive.TORCHSCRIPT else None
     if examples is None or program.takes_dictionary:
         listed = ", ".join(argument.name for argument in program.arguments)
@@ -109,7 +109,7 @@ def _tried(config: Mapping[str, Any], files: ModelFiles, program: Program) -> De
         ) from None
 
 
-def bind_inputs(config: Mapping[str, Any], program: Program) -> Dict[str, str]:
+def bind_inputs(config: Mapping[str, Any], program: LoadedProgram) -> Dict[str, str]:
     """The argument's name for the name of each input: those of the configuration come first."""
     names = [tensor["name"] for tensor in model_tensors(config, "input")]
     if program.takes_dictionary:
@@ -117,7 +117,7 @@ def bind_inputs(config: Mapping[str, Any], program: Program) -> Dict[str, str]:
     return match_inputs(config["name"], program.arguments, names)
 
 
-def signature_for(config: Mapping[str, Any], program: Program, description: Description) -> Signature:
+def signature_for(config: Mapping[str, Any], program: LoadedProgram, description: Description) -> Signature:
     """A description with the names that the configuration uses, and those of the file for tensors that it leaves out."""
     inputs: List[TensorInfo] = list(description.inputs)
     if config.get("input"):
@@ -162,7 +162,7 @@ def traced_examples(path: str) -> "Optional[List[Example]]":
     return examples
 
 
-def try_out(program: Program, examples: Sequence[Example]) -> Description:
+def try_out(program: LoadedProgram, examples: Sequence[Example]) -> Description:
     """Run a program on random numbers in the shape of its example; a RuntimeError says that it does not run on such inputs.
 
     Rows are separate if the answer to some rows is the same, up to rounding, whichever rows are beside them. Then the
@@ -196,7 +196,7 @@ def _flat(result: Any) -> List[Any]:
 
 
 def _treats_rows_separately(
-    program: Program, names: Sequence[str], inputs: Sequence[Any], outputs: Sequence[Any]
+    program: LoadedProgram, names: Sequence[str], inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> bool:
     if not inputs or any(value.dim() == 0 or len(value) != len(inputs[0]) for value in inputs):
         return False

@@ -12,8 +12,8 @@ torch = require("torch", backend="pytorch", extra="torch")
 
 # After torch is known to be there.
 from pybackend_backends.pytorch.exported import ExportedProgram  # noqa: E402
-from pybackend_backends.pytorch.files import ModelFiles, bind_inputs, complete, find_files, load, signature_for  # noqa: E402
-from pybackend_backends.pytorch.programs import Execution, Program  # noqa: E402
+from pybackend_backends.pytorch.files import SavedModel, bind_inputs, complete, find_files, load, signature_for  # noqa: E402
+from pybackend_backends.pytorch.programs import LoadedProgram, ProgramRunner  # noqa: E402
 from pybackend_backends.pytorch.settings import apply_to_process, device_of, read_settings  # noqa: E402
 from pybackend_backends.pytorch.tensors import TorchTensors  # noqa: E402
 
@@ -21,7 +21,7 @@ from pybackend_backends.pytorch.tensors import TorchTensors  # noqa: E402
 class TritonPythonModel:
     """A model of TorchScript, ``torch.export``, AOTInductor, or of a Python class with a state dict."""
 
-    _completed: "ClassVar[Optional[Tuple[ModelFiles, Program]]]" = None
+    _completed: "ClassVar[Optional[Tuple[SavedModel, LoadedProgram]]]" = None
     """Loaded to complete the configuration. The same process becomes an instance and need not load it again."""
 
     @classmethod
@@ -44,12 +44,12 @@ class TritonPythonModel:
             files = find_files(config)
             check_config(config, signature_for(config, program, program.description), files.path)
         outputs = {tensor["name"]: tensor["data_type"] for tensor in model_tensors(config, "output")}
-        self._execution = Execution(program, arguments, outputs, device, settings.guard)
+        self._execution = ProgramRunner(program, arguments, outputs, device, settings.guard)
         self._batches = config["max_batch_size"] > 0
         self._form = TorchTensors(batches=self._batches)
         self._cleans_cache = settings.cleans_cache and device.startswith("cuda")
 
-    def _program(self, config: Dict[str, Any], device: str) -> Program:
+    def _program(self, config: Dict[str, Any], device: str) -> LoadedProgram:
         files = find_files(config)
         completed, type(self)._completed = type(self)._completed, None
         if completed is not None and completed[0] == files and device == "cpu":

@@ -18,7 +18,7 @@ from pybackend_sdk.error import TritonModelException
 CLASS_MODULE = "pytorch_model_class"
 
 
-class Program:
+class LoadedProgram:
     """A loaded model: a function of named values.
 
     ``arguments`` are in the order of ``forward``. If it takes a dictionary, ``forward`` has one argument, a dictionary of tensors with any keys.
@@ -32,7 +32,7 @@ class Program:
         self.takes_dictionary = takes_dictionary
 
 
-def load_torchscript(path: str, device: str, share_weights: bool = True) -> Program:
+def load_torchscript(path: str, device: str, share_weights: bool = True) -> LoadedProgram:
     """Load what ``torch.jit.save`` wrote, for a device such as ``cpu``, or for the devices that the file names if that is empty.
 
     Large weights are shared, mapped from the file, on the CPU only.
@@ -49,13 +49,13 @@ def load_torchscript(path: str, device: str, share_weights: bool = True) -> Prog
     schema = module.forward.schema.arguments[1:]
     dictionaries = [argument for argument in schema if argument.type.kind() == "DictType"]
     if len(dictionaries) == 1 and len(schema) == 1:
-        return Program(lambda values: module(dict(values)), [Argument(schema[0].name)], takes_dictionary=True)
+        return LoadedProgram(lambda values: module(dict(values)), [Argument(schema[0].name)], takes_dictionary=True)
     if dictionaries:
         raise TritonModelException(
             f"{path}: forward has a dictionary among other arguments. Only a single argument of type Dict[str, Tensor] "
             "is supported."
         )
-    return Program(lambda values: module(**values), [_script_argument(path, argument) for argument in schema])
+    return LoadedProgram(lambda values: module(**values), [_script_argument(path, argument) for argument in schema])
 
 
 def _script_argument(path: str, argument: Any) -> Argument:
@@ -71,7 +71,7 @@ def _script_argument(path: str, argument: Any) -> Argument:
 
 def load_class(
     source: str, weights: str, device: str, class_name: str = "", compile_options: Optional[Dict[str, Any]] = None
-) -> Program:
+) -> LoadedProgram:
     """Make a module of a class in the author's file, with weights of a state dict, if the class does not bring its own.
 
     An empty device leaves the module where its class puts it, and an empty name takes the only class.
@@ -94,8 +94,8 @@ def load_class(
     arguments = _signature(source, module.forward)
     run = module if compile_options is None else torch.compile(module, **compile_options)
     if arguments is None:
-        return Program(lambda values: run(dict(values)), [Argument("inputs")], takes_dictionary=True)
-    return Program(lambda values: run(**values), arguments)
+        return LoadedProgram(lambda values: run(dict(values)), [Argument("inputs")], takes_dictionary=True)
+    return LoadedProgram(lambda values: run(**values), arguments)
 
 
 def _classes_in(source: str) -> "Dict[str, Any]":
@@ -223,7 +223,7 @@ def _records_by_size(path: str) -> Dict[int, List[int]]:
 _TENSOR = torch.Tensor
 
 
-class Execution:
+class ProgramRunner:
     """A program with the names and the rules of one model; ``guard`` is entered around each run.
 
     ``arguments`` has the argument's name for the name of each input, and ``outputs`` the data types, such as ``TYPE_FP32``, by the
@@ -232,7 +232,7 @@ class Execution:
 
     def __init__(
         self,
-        program: Program,
+        program: LoadedProgram,
         arguments: Mapping[str, str],
         outputs: Mapping[str, str],
         device: str,

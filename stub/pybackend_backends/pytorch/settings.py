@@ -37,7 +37,7 @@ PARAMETERS = {
 """Those of Triton's backend in native code and of its Python variant (``NUM_*``, ``TORCH_COMPILE_*``), and our own."""
 
 
-class Settings(NamedTuple):
+class ProgramSettings(NamedTuple):
     """The parameters of a model that concern loading and running it.
 
     ``guard`` is entered around each run. None as ``compile_options`` runs the model without ``torch.compile``.
@@ -50,10 +50,10 @@ class Settings(NamedTuple):
     compile_options: Optional[Dict[str, Any]]
 
 
-def read_settings(config: Mapping[str, Any]) -> Settings:
+def read_settings(config: Mapping[str, Any]) -> ProgramSettings:
     """Read the parameters of a model."""
     values = read_parameters(config, PARAMETERS)
-    return Settings(
+    return ProgramSettings(
         torch.inference_mode if values.get("INFERENCE_MODE", True) else torch.no_grad,
         values.get("ENABLE_WEIGHT_SHARING", True),
         values.get("ENABLE_CACHE_CLEANING", False),

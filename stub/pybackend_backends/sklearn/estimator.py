@@ -214,14 +214,14 @@ _LABELLING = ("classifier", "clusterer", "outlier_detector")
 METHOD_NAMES = tuple(_OUTPUT_OF_METHOD)
 
 
-class Method(NamedTuple):
+class EstimatorMethod(NamedTuple):
     """A method of an estimator and the output that it fills; the result's first dimension is the rows'."""
 
     output: str
     call: Callable[[Any], "np.ndarray"]
 
 
-def chosen_methods(estimator: Any, configured: Sequence[str], names: Optional[Sequence[str]]) -> List[Method]:
+def chosen_methods(estimator: Any, configured: Sequence[str], names: Optional[Sequence[str]]) -> List[EstimatorMethod]:
     """The methods that fill a model's outputs.
 
     The configuration may leave the outputs out, and the parameters, where ``names`` is None, the methods.
@@ -241,7 +241,7 @@ def chosen_methods(estimator: Any, configured: Sequence[str], names: Optional[Se
             raise TritonModelException(
                 f"parameters METHODS names {len(names)} methods, and config.pbtxt has {len(outputs)} outputs: give one for each"
             )
-        return [Method(output, _call(estimator, name)) for output, name in zip(outputs, names)]
+        return [EstimatorMethod(output, _call(estimator, name)) for output, name in zip(outputs, names)]
     method_of = {output: name for name, output in available.items()}
     outputs = configured or [available[name] for name in _usual(available)]
     for output in outputs:
@@ -250,10 +250,10 @@ def chosen_methods(estimator: Any, configured: Sequence[str], names: Optional[Se
                 f"config.pbtxt has the output '{output}', and the {kind} in the file gives {', '.join(method_of)}: rename it, "
                 "or name the methods of your outputs in parameters METHODS"
             )
-    return [Method(output, _call(estimator, method_of[output])) for output in outputs]
+    return [EstimatorMethod(output, _call(estimator, method_of[output])) for output in outputs]
 
 
-def tried(method: Method, example: Any, configured: Mapping[str, Any]) -> TensorInfo:
+def tried(method: EstimatorMethod, example: Any, configured: Mapping[str, Any]) -> TensorInfo:
     """The output of a method, found out by calling it for one row. Its entry in the configuration may name its numeric type."""
     try:
         result = method.call(example)

@@ -231,7 +231,7 @@ def _advice(error: Exception) -> str:
     return memory_advice(error) or "Its variables may be missing or truncated: copy the whole directory again"
 
 
-class Computation:
+class TensorFlowComputation:
     """Computes a model's outputs."""
 
     def __init__(self, session: Any, served: ServedSignature) -> None:
@@ -284,7 +284,7 @@ class TritonPythonModel:
         gpu = args["model_instance_device_id"] if args["model_instance_kind"] == "GPU" else ""
         self._session = open_session(config, path, served, settings, gpu)
         self._batches = config["max_batch_size"] > 0
-        self._computation = Computation(self._session, served)
+        self._computation = TensorFlowComputation(self._session, served)
 
     def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
         return execute_batch(requests, self._computation, batches=self._batches)

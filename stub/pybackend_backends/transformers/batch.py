@@ -191,7 +191,7 @@ class Chooser:
         return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self._random))
 
 
-class Row:
+class TextRow:
     """One text; ``tokens`` are the prompt and the answer so far."""
 
     def __init__(
@@ -238,11 +238,11 @@ class TextBatch:
         self._takes_positions = "position_ids" in parameters
         # The scores of a prompt's other tokens are not computed where the model can leave them out.
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
-        self.rows: List[Row] = []
+        self.rows: List[TextRow] = []
         self._cache: Any = None
         self._mask: Any = None
 
-    def join(self, row: Row) -> None:
+    def join(self, row: TextRow) -> None:
         """Read the prompt of a text, choose its first token, and continue it with the others from the next step on."""
         ids = torch.tensor([row.tokens], device=self._model.device)
         cache = transformers.DynamicCache(config=self._model.config)
@@ -274,7 +274,7 @@ class TextBatch:
         tokens = self._choose(self.rows, scores)
         self.leave([row for row, token in zip(self.rows, tokens) if not _taken(row, token)])
 
-    def leave(self, gone: List[Row]) -> None:
+    def leave(self, gone: List[TextRow]) -> None:
         if not gone:
             return
         kept = [place for place, row in enumerate(self.rows) if row not in gone]
@@ -290,7 +290,7 @@ class TextBatch:
             layer.keys = layer.keys[places][:, :, padding:]
             layer.values = layer.values[places][:, :, padding:]
 
-    def clear(self) -> List[Row]:
+    def clear(self) -> List[TextRow]:
         rows, self.rows = self.rows, []
         self._cache = self._mask = None
         return rows
@@ -304,7 +304,7 @@ class TextBatch:
         return output.logits[:, -1].float()
 
     @staticmethod
-    def _choose(rows: List[Row], scores: Any) -> List[int]:
+    def _choose(rows: List[TextRow], scores: Any) -> List[int]:
         likeliest: List[int] = scores.argmax(dim=-1).tolist()
         return [
             token if row.chooser.takes_likeliest else row.chooser.choose(row.tokens, scores[place : place + 1])
@@ -312,7 +312,7 @@ class TextBatch:
         ]
 
 
-def _taken(row: Row, token: int) -> bool:
+def _taken(row: TextRow, token: int) -> bool:
     """Whether a text goes on with a token. An error ends this text only."""
     try:
         return row.take(token)

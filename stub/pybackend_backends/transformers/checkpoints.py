@@ -152,7 +152,7 @@ _DEFAULT_MAX_TOKENS = 16
 """As in vLLM, whose parameters clients send."""
 
 
-class Settings(NamedTuple):
+class TaskSettings(NamedTuple):
     """The parameters of a model that its task reads.
 
     Without ``max_length``, the model's own limit of tokens holds. ``max_tokens`` is for an answer whose request does not say, and
@@ -170,12 +170,12 @@ class Settings(NamedTuple):
     chat_template: Optional[str] = None
 
 
-def read_settings(config: Mapping[str, Any]) -> Settings:
+def read_settings(config: Mapping[str, Any]) -> TaskSettings:
     """Read the parameters of a model."""
     values = read_parameters(config, PARAMETERS)
     names = {"hypothesis_template": "hypothesis"}
     lower = {names.get(name.lower(), name.lower()): value for name, value in values.items()}
-    settings = Settings(**{name: value for name, value in lower.items() if name in Settings._fields})
+    settings = TaskSettings(**{name: value for name, value in lower.items() if name in TaskSettings._fields})
     if "{}" not in settings.hypothesis:
         raise TritonModelException(
             f"model '{config['name']}': parameters HYPOTHESIS_TEMPLATE must have {{}} where the label goes, it is "

@@ -27,14 +27,14 @@ from pybackend_backends.transformers.batch import (
     AnswerReceiver,
     Piece,
     PromptlessPieces,
-    Row,
     Rules,
     TextBatch,
+    TextRow,
     can_batch,
     has_stop,
     rules_of,
 )
-from pybackend_backends.transformers.checkpoints import Checkpoint, Settings
+from pybackend_backends.transformers.checkpoints import Checkpoint, TaskSettings
 from pybackend_backends.transformers.sampling import Sampling, is_setting, read_sampling
 from pybackend_sdk.backend import offer
 from pybackend_sdk.error import TritonError
@@ -59,7 +59,7 @@ class Generator:
     """Continues texts."""
 
     def __init__(
-        self, checkpoint: Checkpoint, settings: Settings, device: str, chat_template: Optional[str] = None
+        self, checkpoint: Checkpoint, settings: TaskSettings, device: str, chat_template: Optional[str] = None
     ) -> None:
         self.tokenizer = checkpoint.tokenizer()
         self.chat_template = chat_template
@@ -145,7 +145,7 @@ class Generator:
         count = len(batch.rows)
         try:
             batch.join(
-                Row(
+                TextRow(
                     list(text.tokens), text.sampling, text.rules, text.receiver, self.tokenizer, str(self._model.device)
                 )
             )
@@ -222,14 +222,14 @@ def begin_text(request: InferenceRequest, generator: Generator, default_max_toke
             tokens = generator.tokens_of(prompt)
         else:
             tokens = chat_tokens(generator.tokenizer, chat, generator.chat_template)
-        generator.submit(tokens, sampling, Answer(request, streams, prefix, len(tokens)))
+        generator.submit(tokens, sampling, TextSender(request, streams, prefix, len(tokens)))
     except RequestError as error:
         refuse(request.get_response_sender(), str(error))
     except Exception as error:  # noqa: BLE001  tokenizers raise anything
         refuse(request.get_response_sender(), f"{type(error).__name__}: {error}", TritonError.INTERNAL)
 
 
-class Answer(AnswerReceiver):
+class TextSender(AnswerReceiver):
     """Sends the text of a request: each piece is a response if it streams, and a whole answer begins with the prefix."""
 
     def __init__(self, request: InferenceRequest, streams: bool, prefix: str, prompt_tokens: int) -> None:

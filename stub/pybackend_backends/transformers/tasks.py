@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pybackend_backends.text_requests import TEXT_SIGNATURE, strings
-from pybackend_backends.transformers.checkpoints import Checkpoint, Settings, labels_of, length_limit
+from pybackend_backends.transformers.checkpoints import Checkpoint, TaskSettings, labels_of, length_limit
 from pybackend_backends.transformers.generation import GENERATING
 from pybackend_sdk.backend import Signature, TensorInfo
 from pybackend_sdk.error import TritonModelException
@@ -61,7 +61,7 @@ _GENERATION = Signature(
 class TextClassification:
     """Labels of texts, or of pairs of texts."""
 
-    def __init__(self, checkpoint: Checkpoint, settings: Settings, device: str) -> None:
+    def __init__(self, checkpoint: Checkpoint, settings: TaskSettings, device: str) -> None:
         self._model = checkpoint.model(settings.dtype, device)
         self._texts = _Texts(checkpoint, settings, device)
         self._labels = labels_of(checkpoint.config)
@@ -77,7 +77,7 @@ class TextClassification:
 class ImageClassification:
     """Labels of encoded images: JPEG, PNG and others that Pillow reads."""
 
-    def __init__(self, checkpoint: Checkpoint, settings: Settings, device: str) -> None:
+    def __init__(self, checkpoint: Checkpoint, settings: TaskSettings, device: str) -> None:
         self._model = checkpoint.model(settings.dtype, device)
         self._processor = checkpoint.image_processor()
         self._labels = labels_of(checkpoint.config)
@@ -101,7 +101,7 @@ def _decoded(content: bytes) -> Any:
 class FeatureExtraction:
     """Embeddings of texts: the hidden states of the tokens, pooled."""
 
-    def __init__(self, checkpoint: Checkpoint, settings: Settings, device: str) -> None:
+    def __init__(self, checkpoint: Checkpoint, settings: TaskSettings, device: str) -> None:
         self._model = checkpoint.model(settings.dtype, device)
         self._texts = _Texts(checkpoint, settings, device)
         self._pooling = settings.pooling
@@ -132,7 +132,7 @@ def pool(states: Any, mask: Any, pooling: str) -> Any:
 class TokenClassification:
     """Entities in texts: a JSON list for each text."""
 
-    def __init__(self, checkpoint: Checkpoint, settings: Settings, device: str) -> None:
+    def __init__(self, checkpoint: Checkpoint, settings: TaskSettings, device: str) -> None:
         from transformers import TokenClassificationPipeline
 
         model = checkpoint.model(settings.dtype, device)
@@ -149,7 +149,7 @@ class TokenClassification:
 class ZeroShotClassification:
     """Labels that each request brings, by a model that was trained on entailment."""
 
-    def __init__(self, checkpoint: Checkpoint, settings: Settings, device: str) -> None:
+    def __init__(self, checkpoint: Checkpoint, settings: TaskSettings, device: str) -> None:
         from transformers import ZeroShotClassificationPipeline
 
         model = checkpoint.model(settings.dtype, device)
@@ -170,7 +170,7 @@ class ZeroShotClassification:
         return {"labels": strings(answer["labels"]), "scores": np.array(answer["scores"], np.float32)}
 
 
-WORKERS: Mapping[str, Callable[[Checkpoint, Settings, str], Any]] = {
+WORKERS: Mapping[str, Callable[[Checkpoint, TaskSettings, str], Any]] = {
     "text-classification": TextClassification,
     "image-classification": ImageClassification,
     "feature-extraction": FeatureExtraction,
@@ -183,7 +183,7 @@ WORKERS: Mapping[str, Callable[[Checkpoint, Settings, str], Any]] = {
 class _Texts:
     """Texts as padded batches of tokens on the model's device."""
 
-    def __init__(self, checkpoint: Checkpoint, settings: Settings, device: str) -> None:
+    def __init__(self, checkpoint: Checkpoint, settings: TaskSettings, device: str) -> None:
         self._tokenizer = checkpoint.tokenizer()
         self._device = device
         self._max_length = length_limit(self._tokenizer, checkpoint.config, settings.max_length)

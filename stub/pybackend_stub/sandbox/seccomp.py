@@ -12,7 +12,7 @@ import struct
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from pybackend_stub.sandbox.kernel import MACHINE, syscall
-from pybackend_stub.sandbox.seccomp_numbers import MACHINES, NEWEST, Machine
+from pybackend_stub.sandbox.seccomp_numbers import MACHINES, NEWEST, SyscallNumbers
 from pybackend_wire.confinement import STRICT, Confinement
 from pybackend_wire.zygote import MARK
 
@@ -83,7 +83,12 @@ class _Program(ctypes.Structure):
 
 
 def program(
-    machine: Machine, confinement: Confinement, pid: int, signals_are_scoped: bool, *, asks_listener: bool = False
+    machine: SyscallNumbers,
+    confinement: Confinement,
+    pid: int,
+    signals_are_scoped: bool,
+    *,
+    asks_listener: bool = False,
 ) -> "List[Instruction]":
     """Make the filter for one process on one kind of machine."""
     code = _Code()

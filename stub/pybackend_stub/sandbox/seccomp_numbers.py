@@ -58,7 +58,7 @@ NEWEST = 469
 """The newest system call on both machines when this file was written: ``file_setattr`` of Linux 6.17."""
 
 
-class Machine(NamedTuple):
+class SyscallNumbers(NamedTuple):
     """The system call numbers of one kind of machine."""
 
     audit: int  # the kernel's number for this machine in a filter's input
@@ -74,7 +74,7 @@ class Machine(NamedTuple):
 
 
 MACHINES = {
-    "x86_64": Machine(
+    "x86_64": SyscallNumbers(
         audit=0xC000003E,
         for_nobody=_FOR_NOBODY_X86_64,
         modes=_MODES_X86_64,
@@ -93,7 +93,7 @@ MACHINES = {
         },
         capset=126,
     ),
-    "aarch64": Machine(
+    "aarch64": SyscallNumbers(
         audit=0xC00000B7,
         for_nobody=_FOR_NOBODY_AARCH64,
         modes=_MODES_AARCH64,

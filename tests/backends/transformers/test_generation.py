@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 
 from pybackend_backends.text_requests import RequestError  # noqa: E402
 from pybackend_backends.transformers.batch import AnswerReceiver, Piece  # noqa: E402
-from pybackend_backends.transformers.checkpoints import Checkpoint, Settings  # noqa: E402
+from pybackend_backends.transformers.checkpoints import Checkpoint, TaskSettings  # noqa: E402
 from pybackend_backends.transformers.generation import Generator  # noqa: E402
 from pybackend_backends.transformers.sampling import read_sampling  # noqa: E402
 from tests.backends.transformers import tiny_models  # noqa: E402
@@ -74,7 +74,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["story", "llama"])
 def generator(directory, request):
-    made = Generator(Checkpoint(str(directory / request.param)), Settings(), "cpu")
+    made = Generator(Checkpoint(str(directory / request.param)), TaskSettings(), "cpu")
     made.directory = directory / request.param
     yield made
     made.end()

@@ -11,7 +11,7 @@ from pybackend_sdk.error import TritonModelException
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from pybackend_backends.transformers.checkpoints import Checkpoint, Settings, find_directory, read_settings  # noqa: E402
+from pybackend_backends.transformers.checkpoints import Checkpoint, TaskSettings, find_directory, read_settings  # noqa: E402
 from pybackend_backends.transformers.tasks import WORKERS, pool  # noqa: E402
 from tests.backends.pytorch.networks import Attack  # noqa: E402
 from tests.backends.transformers import tiny_models  # noqa: E402
@@ -34,7 +34,7 @@ def directories(tmp_path_factory):
 
 def worker(directory, task="", **settings):
     checkpoint = Checkpoint(str(directory), task)
-    return WORKERS[checkpoint.task](checkpoint, Settings(**settings), "cpu")
+    return WORKERS[checkpoint.task](checkpoint, TaskSettings(**settings), "cpu")
 
 
 def run(work, **inputs):

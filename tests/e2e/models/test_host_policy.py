@@ -95,7 +95,7 @@ def test_a_node_means_those_of_its_cores_that_the_server_may_use():
     code = f"""
 import os
 os.sched_setaffinity(0, [{core}])
-from pybackend.cli.options import parse_serve_flags
+from pybackend.cli.command_line import parse_serve_flags
 print(sorted(parse_serve_flags(["models", "--host-policy=cpu,numa-node=0"]).models.host_policies["cpu"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

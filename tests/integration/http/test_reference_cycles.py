@@ -15,7 +15,7 @@ from pybackend.engine.engine import ModelAdmission
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.frontend.calls.model_calls import OpenCall
 from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, ArrivingRequest
-from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.call import GrpcCall
 from pybackend.frontend.grpc.connection import GrpcConnection
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.http.connection import Exchange, HttpConnection
@@ -37,7 +37,7 @@ from tests.support.repositories import copy_model
 
 DEADLINE_S = 60
 KINDS = (
-    ModelAdmission, ArrivingMessage, ArrivingRequest, Call, CallHead, ConnectionCore, ControlFrames, GrpcConnection, HeaderDecoder,
+    ModelAdmission, ArrivingMessage, ArrivingRequest, GrpcCall, CallHead, ConnectionCore, ControlFrames, GrpcConnection, HeaderDecoder,
     Exchange, FrameDecoder, HttpConnection, InferenceRequest, OpenCall, PendingRequest, RequestHead, ResponseStream, ServerConnection, Stream,
     StreamedBody, StubChannel, StubSession,
 )  # fmt: skip

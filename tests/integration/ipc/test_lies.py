@@ -11,7 +11,7 @@ import pytest
 
 from pybackend.errors import ErrorCode
 from pybackend.frontend.calls import model_calls
-from pybackend.frontend.calls.model_calls import ModelCalls
+from pybackend.frontend.calls.model_calls import CallsFromModels
 from pybackend.inference.request import InferenceRequest, RequestFlags
 from pybackend.ipc import channel
 from pybackend.model.model import ModelState
@@ -325,8 +325,8 @@ def test_calls_of_a_frame_that_wait_for_themselves(engine_and_run, monkeypatch):
     """All of them are found by one look at the open calls: one for each would take the time of all calls for each."""
     engine, run = engine_and_run
     looks = []
-    open_calls = ModelCalls.open_calls
-    monkeypatch.setattr(ModelCalls, "open_calls", lambda *args: looks.append(args) or open_calls(*args))
+    open_calls = CallsFromModels.open_calls
+    monkeypatch.setattr(CallsFromModels, "open_calls", lambda *args: looks.append(args) or open_calls(*args))
     (found,) = run(answers(engine, "calls itself at once", SMALL))
     assert found.error is None, found.error
     assert bytes(found.outputs[0].data) == b"done"

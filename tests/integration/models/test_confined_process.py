@@ -12,7 +12,7 @@ from pybackend.ipc import stub_messages as heard
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
 from pybackend.process.stub_process import StubLaunch
-from pybackend.sandbox.model_sandbox import InstanceSandbox, ModelFiles, ModelSandbox
+from pybackend.sandbox.model_sandbox import InstanceSandbox, ModelSandbox, ReachableFiles
 from pybackend.sandbox.options import SandboxOptions
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend.settings import SandboxSettings
@@ -37,7 +37,7 @@ HANDLERS = {heard.Result: unexpected}
 
 def sandbox(directory, confinement):
     """The sandbox of an instance whose processes are confined so."""
-    files = ModelFiles(directory, directory, directory / "model.py", HOST_ENVIRONMENT)
+    files = ReachableFiles(directory, directory, directory / "model.py", HOST_ENVIRONMENT)
     server = Sandbox(SandboxSettings(), [], stage_bundle())
     return InstanceSandbox(
         ModelSandbox(server, "m", STANDARD, SandboxOptions(), files), confinement, None, exclusive=False

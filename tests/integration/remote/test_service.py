@@ -86,8 +86,10 @@ class ScriptedFrontEnd:
         opened: messages.Opened = await self.asks(messages.Open(name, version, "http"), messages.Opened)
         return opened.handle
 
-    async def gets_memory(self, handle: int, nbytes: int) -> tuple[messages.Memory, mmap.mmap]:
-        memory: messages.Memory = await self.asks(messages.NeedMemory(handle, "IN", nbytes), messages.Memory)
+    async def gets_memory(self, handle: int, nbytes: int) -> tuple[messages.InputSegment, mmap.mmap]:
+        memory: messages.InputSegment = await self.asks(
+            messages.NeedMemory(handle, "IN", nbytes), messages.InputSegment
+        )
         descriptor = self.descriptors.pop(0)
         mapping = mmap.mmap(descriptor, memory.size_bytes)
         os.close(descriptor)
@@ -295,11 +297,11 @@ def test_a_cancelled_request_is_answered_with_cancelled(front_end: ScriptedFront
         slow = await front_end.opens("slow")
         front_end.channel.post(small_infer(1, slow))
         front_end.channel.post(small_infer(2, slow))
-        front_end.channel.post(messages.Cancel(2))
-        front_end.channel.post(messages.Cancel(77))  # it was answered, or never was
+        front_end.channel.post(messages.CancelTicket(2))
+        front_end.channel.post(messages.CancelTicket(77))  # it was answered, or never was
         answer = await front_end.hears(messages.Responded)
         assert (answer.ticket, answer.failure.code) == (2, ErrorCode.CANCELLED)
-        front_end.channel.post(messages.Cancel(1))
+        front_end.channel.post(messages.CancelTicket(1))
         assert (await front_end.hears(messages.Responded)).ticket == 1
 
     run(main())
@@ -568,10 +570,10 @@ def _honest(handle: int) -> list[Any]:
     """One message of each kind, as msgpack has it."""
     told = [
         messages.Open("identity", "", "grpc"),
-        small_infer(1, handle, options=messages.Options(7, 3, 1, 10**9, {"a": 1.5}), id="x"),
+        small_infer(1, handle, options=messages.RareFields(7, 3, 1, 10**9, {"a": 1.5}), id="x"),
         small_infer(2, handle, regions=messages.Regions([], {"OUT": messages.RegionPlace("r", 0, 16)})),
-        messages.Cancel(1),
-        messages.Flow(1, paused=True),
+        messages.CancelTicket(1),
+        messages.SetPaused(1, paused=True),
         messages.Release([]),
         messages.NeedMemory(handle, "IN", LARGE.nbytes),
         messages.Refused("http", RefusalReason.INVALID, "no", "identity", "here"),

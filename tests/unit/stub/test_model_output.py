@@ -6,7 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
-from pybackend.observability.model_lines import LineAssembler
+from pybackend.observability.stub_output_lines import LineAssembler
 
 ROOT = Path(__file__).resolve().parents[3]
 PREPARE = f"""

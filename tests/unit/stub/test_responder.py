@@ -10,7 +10,7 @@ import pytest
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
 from pybackend_stub.channel import HostChannel
-from pybackend_stub.client_memory import ClientMemory
+from pybackend_stub.client_memory import PassedRegions
 from pybackend_stub.memory import StubMemory
 from pybackend_stub.receiver import Receiver
 from pybackend_stub.responder import Responder
@@ -35,7 +35,7 @@ def stub():
 
     memory = StubMemory(lambda: None)
     receiver = Receiver(channel, handle, lambda _executions: None)
-    writer = OutputWriter(channel, receiver, memory, ClientMemory(), "instance")
+    writer = OutputWriter(channel, receiver, memory, PassedRegions(), "instance")
     responder = Responder(
         channel, receiver, ResultWriter(writer, "instance", str, UnknownOutputs((), None)), decoupled=True
     )

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybackend.observability.model_lines import LineAssembler, ModelLine
+from pybackend.observability.stub_output_lines import LineAssembler, ModelLine
 from pybackend_wire.log_record import MARK, MOST_LINE, MOST_PIECE_BYTES, encode_record
 
 TEXT = st.text(st.characters(codec="utf-8"))

@@ -164,7 +164,7 @@ class _Outbox:
         self.sending: asyncio.Task[None] | None = None
 
 
-class ModelCalls:
+class CallsFromModels:
     """Passes stubs' calls to the engine.
 
     ``on_queued`` gets the calls of each turn after the schedulers have had a chance to dispatch them. ``made`` counts calls that could be

@@ -60,7 +60,7 @@ MOST_OPEN_QUESTIONS = 1000
 ControlQuestion = heard.LoadModel | heard.UnloadModel | heard.IsModelReady
 
 
-class ModelControl:
+class ModelQuestions:
     """Answers each question in its own task: a load may take long, and only its caller waits for it.
 
     A model may reload or unload itself. New processes start beside the calling one, which is told to end only after it

@@ -9,10 +9,10 @@ from typing import Any
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.calls.groupable import GroupableCalls
-from pybackend.frontend.calls.model_calls import ModelCalls, OpenCall
+from pybackend.frontend.calls.model_calls import CallsFromModels, OpenCall
 from pybackend.frontend.calls.open_bytes import OpenBytes
 from pybackend.frontend.calls.other_servers import OtherServers
-from pybackend.frontend.calls.questions import ModelControl, on_metric_question
+from pybackend.frontend.calls.questions import ModelQuestions, on_metric_question
 from pybackend.inference.pending import PendingRequest, RunningExecution
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
@@ -25,7 +25,7 @@ from pybackend.observability.custom_metrics import CustomMetrics
 from pybackend.repository.catalogue import ModelCatalogue
 
 
-class ModelServices:
+class StubCallDispatcher:
     """See :class:`pybackend.instance.services.StubServices`. Calls to models of other servers go to ``others``."""
 
     def __init__(self, engine: InferenceEngine, catalogue: ModelCatalogue, others: OtherServers | None = None) -> None:
@@ -33,10 +33,10 @@ class ModelServices:
         self._catalogue = catalogue
         self._open_bytes = OpenBytes()
         self.groupable = GroupableCalls(catalogue.representative)
-        self._calls = ModelCalls(
+        self._calls = CallsFromModels(
             engine, catalogue.names, self._open_bytes, self._check_cycles, self.groupable.made, others
         )
-        self._control = ModelControl(engine, catalogue.names, self._open_bytes, others)
+        self._control = ModelQuestions(engine, catalogue.names, self._open_bytes, others)
 
     def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:
         self._calls.on_call(caller, call, tail)
@@ -107,10 +107,10 @@ class ModelServices:
         self.metrics.on_retired(instance)
 
 
-class EngineRouter:
+class EnsembleDoor:
     """See :class:`pybackend.model.host.ModelRouter`."""
 
-    def __init__(self, engine: InferenceEngine, catalogue: ModelCatalogue, services: ModelServices) -> None:
+    def __init__(self, engine: InferenceEngine, catalogue: ModelCatalogue, services: StubCallDispatcher) -> None:
         self._engine = engine
         self._catalogue = catalogue
         self._services = services

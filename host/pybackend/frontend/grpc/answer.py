@@ -51,7 +51,7 @@ def stop_receiving(stream: Stream) -> None:
         stream.reset(ErrorCode.NO_ERROR)
 
 
-class Answer:
+class MessageSender:
     """The messages that a call sends."""
 
     def __init__(self, peer: Peer, stream: Stream, record: RequestRecord | None, coding: str = "") -> None:
@@ -130,7 +130,7 @@ class CompressedAnswer:
     """An answer whose large messages are compressed in slices, before they go out by a plain answer."""
 
     def __init__(self, peer: Peer, stream: Stream, record: RequestRecord | None, compression: Compression) -> None:
-        self._plain = Answer(peer, stream, record, compression.coding.value)
+        self._plain = MessageSender(peer, stream, record, compression.coding.value)
         self._compression = compression
         self._jobs: deque[_Job] = deque()
         self._queued_bytes = 0

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from pybackend.engine.admission import ClientAdmission
 from pybackend.errors import InferenceError
-from pybackend.frontend.grpc.answer import Answer, CompressedAnswer, Compression, stop_receiving
+from pybackend.frontend.grpc.answer import CompressedAnswer, Compression, MessageSender, stop_receiving
 from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, ArrivingRequest
 from pybackend.frontend.grpc.errors import INTERNAL, OK_TRAILERS, SHUTTING_DOWN, CallError, answer_head, trailers_only
-from pybackend.frontend.grpc.head import CallHead, Refusal, context_of
+from pybackend.frontend.grpc.head import CallHead, CallRefusal, context_of
 from pybackend.frontend.grpc.length_prefixed import LARGEST_MESSAGE_BYTES, PREFIX, MessageReader, whole_message
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.request_log import RequestRecord, begin_trace
@@ -71,7 +71,7 @@ class Handler:
         return False
 
     def accepts_messages(self) -> bool:
-        """False while further messages must wait; :meth:`Call.go_on` then continues."""
+        """False while further messages must wait; :meth:`GrpcCall.go_on` then continues."""
         return True
 
 
@@ -86,7 +86,7 @@ class AnsweredCall(StreamReceiver):
         raise NotImplementedError
 
 
-class Call(AnsweredCall):
+class GrpcCall(AnsweredCall):
     """A call, from its head to its end.
 
     Attributes:
@@ -105,7 +105,7 @@ class Call(AnsweredCall):
     # Defaults of the class, which most calls never change: making a call is a good part of a small one.
     handler = _NOBODY
     messages: InboundMessages | None = None
-    answer: Answer | CompressedAnswer | None = None
+    answer: MessageSender | CompressedAnswer | None = None
     compression: Compression | None = None
     record: RequestRecord | None = None
     received_bytes = 0
@@ -212,10 +212,10 @@ class Call(AnsweredCall):
     def is_working(self) -> bool:
         return self.is_over or self.handler.is_working()
 
-    def open_answer(self) -> Answer | CompressedAnswer:
+    def open_answer(self) -> MessageSender | CompressedAnswer:
         if self.answer is None:
             if self.compression is None:
-                self.answer = Answer(self.peer, self.stream, self.record)
+                self.answer = MessageSender(self.peer, self.stream, self.record)
             else:
                 self.answer = CompressedAnswer(self.peer, self.stream, self.record, self.compression)
         return self.answer
@@ -268,7 +268,7 @@ class Call(AnsweredCall):
             log.error("A gRPC call to %s failed", self.head.path, exc_info=error)
             self.fail(INTERNAL)
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: CallRefusal) -> None:
         """End the call by its head."""
         self.peer.frontend.malformed(refusal.message, self.peer.address, refusal.reason)
         self._end(refusal.status)
@@ -322,7 +322,7 @@ class Call(AnsweredCall):
 class InboundMessages:
     """The bytes of a call's messages that have arrived and are not answered yet."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: GrpcCall) -> None:
         self._call = call
         handler, limits = call.handler, call.peer.frontend.limits
         self._reader = MessageReader(call.head.encoding, limits, handler.most_bytes, handler.refusal)
@@ -489,9 +489,9 @@ class InboundMessages:
             call.peer.arriving_count -= 1
 
 
-def open_calls(http2: ServerConnection) -> list[Call]:
+def open_calls(http2: ServerConnection) -> list[GrpcCall]:
     """The calls of a connection that have not ended."""
-    return [stream.receiver for stream in http2.streams.values() if isinstance(stream.receiver, Call)]
+    return [stream.receiver for stream in http2.streams.values() if isinstance(stream.receiver, GrpcCall)]
 
 
 def open_messages(http2: ServerConnection) -> list[InboundMessages]:
@@ -500,7 +500,7 @@ def open_messages(http2: ServerConnection) -> list[InboundMessages]:
 
 
 def note_request(
-    call: Call, admission: ClientAdmission, request: InferenceRequest, began_ns: int = 0
+    call: GrpcCall, admission: ClientAdmission, request: InferenceRequest, began_ns: int = 0
 ) -> RequestTrace | None:
     """Note a request in the call's record, and begin its trace if it is chosen. For calls of which anything may be noted."""
     head, apart, record = call.head, call.stream.fields_apart, call.record

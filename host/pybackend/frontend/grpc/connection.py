@@ -14,8 +14,8 @@ from typing import Any
 from pybackend.engine.admission import ClientAdmission
 from pybackend.engine.door import Door
 from pybackend.engine.engine import InferenceEngine
-from pybackend.frontend.flow import Flow
-from pybackend.frontend.grpc.call import AnsweredCall, Call, open_calls, open_messages
+from pybackend.frontend.flow import ClientBytes
+from pybackend.frontend.grpc.call import AnsweredCall, GrpcCall, open_calls, open_messages
 from pybackend.frontend.grpc.call_factory import CallFactory
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
@@ -56,7 +56,7 @@ class GrpcConnection(ConnectionReceiver, asyncio.Protocol):
         self._calls = calls
         self.http2 = ServerConnection(self, frontend.config)  # the protocol's state
         # the client, as its calls see it
-        self.peer = Peer(frontend, self.http2, Flow(self, frontend.client_memory), loop)
+        self.peer = Peer(frontend, self.http2, ClientBytes(self, frontend.client_memory), loop)
         self._upkeep = Upkeep(self.peer)
         self._rest, self._rest_begins = b"", 0
 
@@ -157,7 +157,7 @@ class GrpcConnection(ConnectionReceiver, asyncio.Protocol):
         if expected is None or expected[1] < least_bytes:
             return None
         call = expected[0].receiver
-        room = call.messages.room if isinstance(call, Call) and call.messages is not None else None
+        room = call.messages.room if isinstance(call, GrpcCall) and call.messages is not None else None
         return None if room is None or len(room) < least_bytes else room[: expected[1]]
 
     def _received_directly(self, count: int) -> None:
@@ -166,7 +166,7 @@ class GrpcConnection(ConnectionReceiver, asyncio.Protocol):
         expected = http2.expected_payload
         assert expected is not None
         call = expected[0].receiver
-        assert isinstance(call, Call)
+        assert isinstance(call, GrpcCall)
         assert call.messages is not None
         peer.flow.received_bytes += count
         peer.active_at = self._frontend.seconds

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pybackend.engine.admission import ClientAdmission, Route
 from pybackend.engine.door import Door
 from pybackend.frontend.grpc.errors import HEAD, OK_TRAILERS
-from pybackend.frontend.grpc.frontend import GrpcFrontend, Memory
+from pybackend.frontend.grpc.frontend import GrpcFrontend, KnownParts
 from pybackend.frontend.grpc.length_prefixed import PREFIX, PREFIX_BYTES
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, layout_of
@@ -42,10 +42,10 @@ KnownRequest = tuple[MessageLayout, Shortcut, InferenceRequest]
 """A request that was recognised: the layout of its message, its way, and itself, complete and checked."""
 
 
-class FastPath:
+class GrpcFastPath:
     """The fast path of one port."""
 
-    def __init__(self, frontend: GrpcFrontend[Door], memory: Memory) -> None:
+    def __init__(self, frontend: GrpcFrontend[Door], memory: KnownParts) -> None:
         self._frontend = frontend
         self._layouts = memory.layouts
         self._headers = memory.headers

@@ -36,7 +36,7 @@ _TWO_HOURS_S = 7200.0
 """The interval of PINGs that gRPC allows clients without open calls."""
 
 
-class Memory:
+class KnownParts:
     """The recurring parts of requests, in all, and by model version; and of answers."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class GrpcFrontend(Port[Any], Generic[_Engine_co]):
         self.settings = settings  # the operator's
         # what the HTTP/2 connections offer their clients
         self.config = _config(settings.keepalive, policy, remembers_heads=fast_paths)
-        self.memory = Memory() if fast_paths else None  # of recurring messages; None if nothing is remembered
+        self.memory = KnownParts() if fast_paths else None  # of recurring messages; None if nothing is remembered
         # beginnings of answers that recur; None if nothing is remembered
         self.headers = None if self.memory is None else self.memory.headers
         self.request_log = RequestLog() if request_log is None else request_log  # records calls for the log

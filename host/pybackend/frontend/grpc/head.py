@@ -44,7 +44,7 @@ _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])\Z")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
-class Refusal(NamedTuple):
+class CallRefusal(NamedTuple):
     """The end of a call that cannot be served."""
 
     status: str  # for the access log
@@ -53,7 +53,7 @@ class Refusal(NamedTuple):
     reason: RefusalReason = RefusalReason.MALFORMED  # for the metrics
 
     @classmethod
-    def by(cls, status: GrpcStatus, message: str, reason: RefusalReason = RefusalReason.MALFORMED) -> Refusal:
+    def by(cls, status: GrpcStatus, message: str, reason: RefusalReason = RefusalReason.MALFORMED) -> CallRefusal:
         return cls(status.name, message, trailers_only(status, message), reason)
 
 
@@ -68,13 +68,13 @@ class CallPolicy:
         """True if calls are judged by metadata of this name, or get them as request parameters."""
         return (self._guard is not None and name in self._guard.reads) or self.forwards(name)
 
-    def refusal(self, path: str, fields: Fields) -> Refusal | None:
+    def refusal(self, path: str, fields: Fields) -> CallRefusal | None:
         """The end of a call that may not be made; None if it may."""
         denial = None if self._guard is None else self._guard.denial(path, fields)
         if denial is None:
             return None
         status = GrpcStatus.UNAUTHENTICATED if denial.lacks_key else GrpcStatus.UNAVAILABLE
-        return Refusal.by(status, denial.message, RefusalReason.DENIED)
+        return CallRefusal.by(status, denial.message, RefusalReason.DENIED)
 
     def forwards(self, name: bytes) -> bool:
         """True if metadata of this name become request parameters."""
@@ -139,22 +139,24 @@ class CallHead:
         self.timeout_s: float | None = None  # the client's deadline, from the call's beginning; None if it has none
         # a request with this head has taken the shortcut (:mod:`pybackend.frontend.grpc.fast_path`)
         self.takes_shortcut = False
-        self.refusal: Refusal | None = None  # the end of a call that cannot be served; None if it can
+        self.refusal: CallRefusal | None = None  # the end of a call that cannot be served; None if it can
         if policy is not None:
             self.refusal = policy.refusal(self.path, head.fields)
             if self.refusal is not None:
                 return
         if head.method != b"POST":
-            self.refusal = Refusal("HTTP 405", "a gRPC call is a POST request", http_error(405))
+            self.refusal = CallRefusal("HTTP 405", "a gRPC call is a POST request", http_error(405))
             return
         content_type = self.metadata.get(b"content-type", b"")
         if content_type not in _USUAL_TYPES and _CALL.match(content_type) is None:
-            self.refusal = Refusal("HTTP 415", "the content-type of a gRPC call is application/grpc", http_error(415))
+            self.refusal = CallRefusal(
+                "HTTP 415", "the content-type of a gRPC call is application/grpc", http_error(415)
+            )
             return
         if self.encoding not in ENCODINGS:
             text = f"Unsupported compression type: {self.encoding.decode('latin-1')}. Use gzip, deflate or identity"
             answer = trailers_only(GrpcStatus.UNIMPLEMENTED, text, (b"grpc-accept-encoding", ACCEPTED))
-            self.refusal = Refusal(GrpcStatus.UNIMPLEMENTED.name, text, answer)
+            self.refusal = CallRefusal(GrpcStatus.UNIMPLEMENTED.name, text, answer)
             return
         timeout = self.metadata.get(b"grpc-timeout")
         if timeout is not None or policy is not None:
@@ -164,7 +166,7 @@ class CallHead:
                 if timeout is not None:
                     self.timeout_s = _read_timeout(timeout)
             except CallError as error:
-                self.refusal = Refusal.by(error.status, error.message)
+                self.refusal = CallRefusal.by(error.status, error.message)
 
 
 def context_of(fields: Fields) -> ContextFields | None:

@@ -7,9 +7,9 @@ from pybackend.engine.admission import ClientAdmission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.grpc.arriving_request import ArrivingRequest
-from pybackend.frontend.grpc.call import Call, Handler, note_request
+from pybackend.frontend.grpc.call import GrpcCall, Handler, note_request
 from pybackend.frontend.grpc.errors import INTERNAL, SHUTTING_DOWN, CallError
-from pybackend.frontend.grpc.fast_path import FastPath, KnownRequest
+from pybackend.frontend.grpc.fast_path import GrpcFastPath, KnownRequest
 from pybackend.frontend.grpc.frontend import PROTOCOL
 from pybackend.inference.pending import RequestHandle
 from pybackend.inference.response import InferenceResponse
@@ -37,10 +37,10 @@ class InferHandler(Handler):
     takes_large = True
     _pending: RequestHandle | None = None
     _format: OutputFormat | None = None
-    _known_by: FastPath | None = None  # what has recognised the request, and knows its answer
+    _known_by: GrpcFastPath | None = None  # what has recognised the request, and knows its answer
     _began_ns = 0
 
-    def __init__(self, call: Call, fast: FastPath | None) -> None:
+    def __init__(self, call: GrpcCall, fast: GrpcFastPath | None) -> None:
         self._call = call
         self._fast = fast
 

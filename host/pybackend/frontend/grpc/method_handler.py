@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from pybackend.errors import InferenceError
-from pybackend.frontend.grpc.call import Call, Handler
+from pybackend.frontend.grpc.call import GrpcCall, Handler
 from pybackend.frontend.grpc.errors import INTERNAL, CallError
 from pybackend.frontend.grpc.length_prefixed import too_large_error
 from pybackend.modelconfig.protobuf.messages import message_class
@@ -25,7 +25,7 @@ SMALL_MESSAGE_BYTES = 8 * 1024
 """The limit for requests that only name or switch something: honest ones have a few hundred bytes."""
 
 
-class Method(NamedTuple):
+class UnaryMethod(NamedTuple):
     """A method that is answered by a coroutine."""
 
     request: str  # full name of the request's message
@@ -48,9 +48,9 @@ class Method(NamedTuple):
 
 
 class MethodHandler(Handler):
-    """Answers a call of a :class:`Method`."""
+    """Answers a call of a :class:`UnaryMethod`."""
 
-    def __init__(self, call: Call, method: Method) -> None:
+    def __init__(self, call: GrpcCall, method: UnaryMethod) -> None:
         self._call = call
         self._method = method
         self.most_bytes = method.most_bytes

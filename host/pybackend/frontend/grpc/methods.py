@@ -9,12 +9,12 @@ from pybackend.engine.description import NAMESPACE
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc import reflection
-from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.call import GrpcCall
 from pybackend.frontend.grpc.call_factory import CallFactory, begin_call
 from pybackend.frontend.grpc.frontend import PROTOCOL, GrpcFrontend
-from pybackend.frontend.grpc.head import CallHead, Refusal
+from pybackend.frontend.grpc.head import CallHead, CallRefusal
 from pybackend.frontend.grpc.length_prefixed import LARGEST_MESSAGE_BYTES
-from pybackend.frontend.grpc.method_handler import Method, MethodHandler
+from pybackend.frontend.grpc.method_handler import MethodHandler, UnaryMethod
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.modelconfig.parser import serialize_config
 from pybackend.modelconfig.protobuf.messages import message_class
@@ -64,11 +64,11 @@ _LOG_SETTINGS = {
 }
 
 
-def _methods_by_path(engine: InferenceEngine) -> dict[str, Method]:
-    """The methods by path, ``/package.Service/Method``."""
+def _methods_by_path(engine: InferenceEngine) -> dict[str, UnaryMethod]:
+    """The methods by path, ``/package.Service/UnaryMethod``."""
     served = _Answers(engine)
     found = {
-        f"/{INFERENCE}/{name}": Method(f"inference.{name}Request", answer)
+        f"/{INFERENCE}/{name}": UnaryMethod(f"inference.{name}Request", answer)
         for name, answer in {
             "ServerLive": served.server_live,
             "ServerReady": served.server_ready,
@@ -85,23 +85,23 @@ def _methods_by_path(engine: InferenceEngine) -> dict[str, Method]:
     }
     control = engine.control.check
     found |= {
-        f"/{INFERENCE}/RepositoryModelLoad": Method(
+        f"/{INFERENCE}/RepositoryModelLoad": UnaryMethod(
             "inference.RepositoryModelLoadRequest",
             served.load_model,
             most_bytes=LARGEST_MESSAGE_BYTES,
             check=control,
             check_fields=check_load_fields,
         ),
-        f"/{INFERENCE}/RepositoryModelUnload": Method(
+        f"/{INFERENCE}/RepositoryModelUnload": UnaryMethod(
             "inference.RepositoryModelUnloadRequest", served.unload_model, check=control
         ),
     }
-    found[f"/{HEALTH}/Check"] = Method("grpc.health.v1.HealthCheckRequest", served.health)
-    found[f"/{HEALTH}/List"] = Method("grpc.health.v1.HealthListRequest", served.health_list)
+    found[f"/{HEALTH}/Check"] = UnaryMethod("grpc.health.v1.HealthCheckRequest", served.health)
+    found[f"/{HEALTH}/List"] = UnaryMethod("grpc.health.v1.HealthListRequest", served.health_list)
     for package in reflection.PACKAGES:
         path = f"/{package}.ServerReflection/ServerReflectionInfo"
         reflector = reflection.Reflection(package, (INFERENCE, HEALTH))
-        found[path] = Method(f"{package}.ServerReflectionRequest", reflector.answer, streams=True)
+        found[path] = UnaryMethod(f"{package}.ServerReflectionRequest", reflector.answer, streams=True)
     return found
 
 
@@ -300,7 +300,7 @@ class EngineCallFactory(CallFactory):
         super().__init__(frontend)
         self._methods = _methods_by_path(frontend.engine)
 
-    def begin(self, peer: Peer, stream: Stream, head: CallHead, request: RequestHead) -> Call:
+    def begin(self, peer: Peer, stream: Stream, head: CallHead, request: RequestHead) -> GrpcCall:
         call, refusal = begin_call(peer, stream, head)
         path = head.path
         if refusal is not None:
@@ -311,5 +311,5 @@ class EngineCallFactory(CallFactory):
             call.handler = MethodHandler(call, self._methods[path])
         else:
             message = f"this server has no method {path[:200]}"
-            call.refuse(Refusal.by(GrpcStatus.UNIMPLEMENTED, message, RefusalReason.UNKNOWN_ROUTE))
+            call.refuse(CallRefusal.by(GrpcStatus.UNIMPLEMENTED, message, RefusalReason.UNKNOWN_ROUTE))
         return call

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from pybackend.engine.door import Door
-from pybackend.frontend.flow import Flow
+from pybackend.frontend.flow import ClientBytes
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.listener import is_secure
 from pybackend.frontend.slices import Slices, TurnShare
@@ -34,7 +34,7 @@ class Peer:
     """
 
     def __init__(
-        self, frontend: GrpcFrontend[Door], http2: ServerConnection, flow: Flow, loop: asyncio.AbstractEventLoop
+        self, frontend: GrpcFrontend[Door], http2: ServerConnection, flow: ClientBytes, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.frontend = frontend
         self.http2 = http2

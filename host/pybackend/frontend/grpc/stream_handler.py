@@ -10,7 +10,7 @@ from pybackend.engine.admission import ClientAdmission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.grpc.arriving_request import ArrivingRequest
-from pybackend.frontend.grpc.call import Call, Handler, note_request
+from pybackend.frontend.grpc.call import GrpcCall, Handler, note_request
 from pybackend.frontend.grpc.errors import SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.frontend import PROTOCOL
 from pybackend.frontend.grpc.head import STATUS_ON_ERROR
@@ -55,7 +55,7 @@ class StreamInferHandler(Handler):
 
     takes_large = True
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: GrpcCall) -> None:
         self._call = call
         self._answer = call.open_answer()
         self._open: set[_Request] = set()

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pybackend.engine.answers import AnswerCounts
 from pybackend.errors import ErrorCode
-from pybackend.frontend.flow import UNCOUNTED_BYTES, Flow, unsent_bytes
+from pybackend.frontend.flow import UNCOUNTED_BYTES, ClientBytes, unsent_bytes
 from pybackend.frontend.http.api import Apis
 from pybackend.frontend.listener import Connection, Port
 from pybackend.frontend.request_log import RequestRecord
@@ -44,7 +44,7 @@ class AnsweringPort(Port[_C]):
 class AnswerWriter:
     """The answers of one connection, one after the other."""
 
-    def __init__(self, transport: Any, flow: Flow, port: AnsweringPort[Any]) -> None:
+    def __init__(self, transport: Any, flow: ClientBytes, port: AnsweringPort[Any]) -> None:
         self._transport = transport
         self._flow = flow
         self._port = port

@@ -12,7 +12,7 @@ from pybackend.engine.admission import Sender
 from pybackend.engine.engine import ModelAdmission
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
-from pybackend.frontend.flow import LOWEST_RATE_BYTES_PER_S, Flow, Transfer
+from pybackend.frontend.flow import LOWEST_RATE_BYTES_PER_S, ClientBytes, Transfer
 from pybackend.frontend.http.body import Body, BoundedBody, RouteLimit, WholeBody
 from pybackend.frontend.http.content_coding import request_coding
 from pybackend.frontend.http.infer_frontend import RouteFrontend, read_fields
@@ -42,7 +42,7 @@ class Arrival:
     unread = ()
 
     def __init__(self, frontend: RouteFrontend, request: Request, admission: ModelAdmission | None = None) -> None:
-        self.flow = Flow(self, frontend.client_memory)
+        self.flow = ClientBytes(self, frontend.client_memory)
         self._request = request
         self._admission = admission
         self._task: asyncio.Task[object] | None = None

@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Any
 
 from pybackend.engine.admission import ClientAdmission
-from pybackend.frontend.flow import IDLE_SECONDS, ClientMemory, Flow, Transfer
+from pybackend.frontend.flow import IDLE_SECONDS, ClientBytes, ClientMemory, Transfer
 from pybackend.frontend.http.answer_writer import INTERNAL, AnsweringPort, AnswerWriter
 from pybackend.frontend.http.api import Apis
 from pybackend.frontend.http.guard import Cors, HttpGuard
@@ -208,7 +208,7 @@ class HttpConnection(asyncio.Protocol):
         self.state = State.IDLE
         self.exchange: Exchange = _NOBODY
         self.record: RequestRecord | None = None
-        self.flow = Flow(self, port.client_memory)
+        self.flow = ClientBytes(self, port.client_memory)
         self._reader = RequestReader()
         self._turn_share = TurnShare(asyncio.get_running_loop())
         self._active_at = port.seconds

@@ -98,7 +98,7 @@ class _Shortcut(NamedTuple):
     route: Route
 
 
-class FastPath:
+class HttpFastPath:
     """The memory of one port, whose guard is ``guard``. A head with credentials is remembered by a digest."""
 
     def __init__(self, frontend: InferFrontend[Door], plans: PlanCaches, guard: Guard | None) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pybackend.frontend.access.restrictions import Restrictions
 
 
-class Service(NamedTuple):
+class FurtherService(NamedTuple):
     """A port of the server, as the flags describe it."""
 
     name: str
@@ -35,7 +35,7 @@ class FurtherPorts(FlagOwner, Protocol):
         """The repository of a server whose flags name none; ``""`` for none."""
         ...
 
-    def check(self, given: argparse.Namespace, services: Sequence[Service]) -> None:
+    def check(self, given: argparse.Namespace, services: Sequence[FurtherService]) -> None:
         """Raises ServerError: a port is one that the server may not have there."""
         ...
 

@@ -14,7 +14,7 @@ from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.access.restrictions import Headers
-from pybackend.frontend.flow import ClientMemory, Flow
+from pybackend.frontend.flow import ClientBytes, ClientMemory
 from pybackend.frontend.http.body import Body
 from pybackend.frontend.http.content_coding import request_coding
 from pybackend.frontend.http.guard import HttpGuard
@@ -83,7 +83,9 @@ class InferFrontend(Generic[_Engine_co]):
         self.guard = guard  # of the port; None if all calls may pass
         self.plans = PlanCaches() if fast_paths else None  # of earlier requests; None if nothing is remembered
 
-    def body(self, admission: ClientAdmission, fields: HeadFields, nbytes: int | None, flow: Flow) -> Body[InferPlan]:
+    def body(
+        self, admission: ClientAdmission, fields: HeadFields, nbytes: int | None, flow: ClientBytes
+    ) -> Body[InferPlan]:
         """Receives a body that is large, compressed, or of unknown size.
 
         ``nbytes`` is the announced size, None if there is none. When the model has no memory left, a slow client is dropped.

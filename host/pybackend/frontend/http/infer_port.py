@@ -8,7 +8,7 @@ from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.api import Apis
 from pybackend.frontend.http.connection import FULL, Exchange, HttpConnection, HttpPort
-from pybackend.frontend.http.fast_path import FastPath
+from pybackend.frontend.http.fast_path import HttpFastPath
 from pybackend.frontend.http.guard import Cors, HttpGuard
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.infer_exchange import InferExchange, read_head
@@ -34,11 +34,11 @@ class InferPort(HttpPort):
     ) -> None:
         super().__init__(client_memory, request_log, guard, cors, apis or Apis())
         self._infer = infer
-        self._fast: FastPath | None = None
+        self._fast: HttpFastPath | None = None
         if infer is not None:
             self.answers = infer.answers
             if infer.plans is not None:
-                self._fast = FastPath(infer, infer.plans, rules)
+                self._fast = HttpFastPath(infer, infer.plans, rules)
                 self.take = self._fast.take
 
     def begin(self, connection: HttpConnection, head: RequestHead) -> Exchange:

@@ -19,7 +19,7 @@ from pybackend.gpus import Gpus
 from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.modelconfig.group_advice import CALLS_FAMILY
 from pybackend.observability.custom_metrics import CustomMetrics
-from pybackend.observability.machine import BOUNDS_S, LoopLag, Machine, ProcessUsage, open_gpu_meter, usage_of
+from pybackend.observability.machine import BOUNDS_S, LoopLag, MachineMeter, ProcessUsage, open_gpu_meter, usage_of
 from pybackend.observability.metrics import Family, Sample, labels_text, lines
 from pybackend.settings import MetricsSettings
 
@@ -55,7 +55,7 @@ class MetricsApp:
         self._model_lines = ModelLines(with_latencies=settings.counter_latencies)
         self._latencies = LatencyFamilies(settings, self._model_lines.labels_of)
         self._lag = LoopLag()
-        self._machine = Machine(cpu=settings.cpu, gpus=open_gpu_meter(gpus) if settings.gpu else None)
+        self._machine = MachineMeter(cpu=settings.cpu, gpus=open_gpu_meter(gpus) if settings.gpu else None)
         self._interval_s = settings.interval_s
 
     async def measure(self) -> None:

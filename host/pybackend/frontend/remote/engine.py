@@ -59,15 +59,15 @@ class RemotePending(Struct, eq=False):
 
     def cancel(self) -> None:
         """Tell the engine that nobody waits any more."""
-        self._post(messages.Cancel(self.ticket))
+        self._post(messages.CancelTicket(self.ticket))
 
     def pause(self) -> None:
         """Stop accepting responses."""
-        self._post(messages.Flow(self.ticket, paused=True))
+        self._post(messages.SetPaused(self.ticket, paused=True))
 
     def resume(self) -> None:
         """Accept responses again."""
-        self._post(messages.Flow(self.ticket, paused=False))
+        self._post(messages.SetPaused(self.ticket, paused=False))
 
     def _post(self, message: Struct) -> None:
         if self.ticket in self.engine.waiting:
@@ -290,13 +290,13 @@ class RemoteEngine:
             messages.Tracing: self._on_tracing,
         }
         self._urgent_descriptors: dict[type, Callable[[Any, int], None]] = {
-            messages.Memory: memory.on_memory,
+            messages.InputSegment: memory.on_memory,
             messages.Attached: memory.add_outputs,
         }
         self.handlers: dict[type, Callable[[Any], None]] = {
             messages.Answered: self._on_answered,
             messages.Responded: self._on_responded,
-            messages.Detached: memory.drop_outputs,
+            messages.DetachedOutput: memory.drop_outputs,
             messages.Settle: self._on_settle,
             messages.DropReaders: memory.on_drop_readers,
             **self._urgent,
@@ -520,7 +520,7 @@ class RemoteEngine:
         self.channel.flush()
 
 
-def _options(request: InferenceRequest) -> messages.Options:
+def _options(request: InferenceRequest) -> messages.RareFields:
     """The options of a request. Raises InferenceError if the engine would not take them."""
     parameters = request.parameters
     if parameters is not None and len(parameters) > messages.MOST_ITEMS:
@@ -529,7 +529,7 @@ def _options(request: InferenceRequest) -> messages.Options:
             "that a front end takes: send fewer",
             ErrorCode.UNAVAILABLE,
         )
-    return messages.Options(
+    return messages.RareFields(
         request.correlation_id, request.flags, request.priority, request.timeout_us, cast("Any", parameters)
     )
 

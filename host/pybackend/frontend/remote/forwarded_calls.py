@@ -17,7 +17,7 @@ from typing import Final
 from pybackend.engine.door import Door
 from pybackend.frontend.access_rules import AccessRules
 from pybackend.frontend.grpc.answer import stop_receiving
-from pybackend.frontend.grpc.call import AnsweredCall, Call
+from pybackend.frontend.grpc.call import AnsweredCall, GrpcCall
 from pybackend.frontend.grpc.call_factory import INFER, STREAM_INFER, CallFactory, begin_call
 from pybackend.frontend.grpc.connection import GrpcConnection, connections
 from pybackend.frontend.grpc.errors import trailers_only
@@ -128,7 +128,7 @@ class ForwardingCallFactory(CallFactory):
 
     def begin_known(
         self, peer: Peer, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int
-    ) -> Call | None:
+    ) -> GrpcCall | None:
         return None if forwards_all(self._engine) else super().begin_known(peer, stream, head, data, start, stop)
 
     def left(self, peer: Peer) -> None:

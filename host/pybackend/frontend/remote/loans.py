@@ -76,7 +76,7 @@ class InputLoans:
             raise InferenceError(f"cannot hand over a segment: {error.strerror}", ErrorCode.UNAVAILABLE) from error
         self._segments[segment.number] = _LentSegment(self, arena, segment)
         pool = self._pools.setdefault(arena, next(self._pool_numbers))
-        told = messages.Memory(pool, segment.number, segment.size_bytes, not arena.is_crowded)
+        told = messages.InputSegment(pool, segment.number, segment.size_bytes, not arena.is_crowded)
         self._channel.post_with(told, descriptor)
 
     def make_room(self, arena: TensorArena, then: Callable[[], None]) -> bool:
@@ -153,11 +153,13 @@ class OutputLoans:
     def post(self, ticket: int, response: InferenceResponse) -> None:
         """Send a response, with the places of its large outputs."""
         outputs: list[messages.Output] = []
-        places: list[messages.OutputPlace | None] = []
+        places: list[messages.OutputSlice | None] = []
         copies: list[ArenaLease] = []
         number = 0
         left = _MOST_INLINE_BYTES
-        failure = None if response.error is None else messages.Failure(response.error.code, response.error.message)
+        failure = (
+            None if response.error is None else messages.TicketFailure(response.error.code, response.error.message)
+        )
         try:
             for output in response.outputs if failure is None else ():
                 left -= len(output.data)
@@ -168,7 +170,7 @@ class OutputLoans:
         except InferenceError as error:
             for lease in copies:
                 lease.release()
-            outputs, places, copies, failure = [], [], [], messages.Failure(error.code, error.message)
+            outputs, places, copies, failure = [], [], [], messages.TicketFailure(error.code, error.message)
         if any(place is not None and place.segment for place in places):
             number = next(self._numbers)
             self._lent[number] = (response, copies)
@@ -188,11 +190,11 @@ class OutputLoans:
         if not number:
             response.release()
 
-    def _place(self, output: OutputTensor, copies: list[ArenaLease], *, inline: bool) -> messages.OutputPlace | None:
+    def _place(self, output: OutputTensor, copies: list[ArenaLease], *, inline: bool) -> messages.OutputSlice | None:
         """Where the front end finds an output; None for one that travels in the message."""
         data = output.data
         if data is IN_REGION:
-            return messages.OutputPlace(0, 0, 0)
+            return messages.OutputSlice(0, 0, 0)
         nbytes = len(data)
         if not nbytes or (inline and nbytes <= INLINE_BYTES):
             return None
@@ -204,7 +206,7 @@ class OutputLoans:
             found = (lease.memory, lease.offset)
             if not self._attach(lease.memory):
                 raise InferenceError("the server has no file descriptors left", ErrorCode.UNAVAILABLE)
-        return messages.OutputPlace(found[0].number, found[1], nbytes)
+        return messages.OutputSlice(found[0].number, found[1], nbytes)
 
     def _attach(self, segment: Segment) -> bool:
         """Hand a segment over for reading; False if that cannot be."""
@@ -248,7 +250,7 @@ class OutputLoans:
         for number, segment in list(self._attached.items()):
             if segment.descriptor < 0:
                 del self._attached[number]
-                self._channel.post(messages.Detached(number))
+                self._channel.post(messages.DetachedOutput(number))
 
     def end(self) -> None:
         """The front end is gone: the memory of its responses is released, in slices."""

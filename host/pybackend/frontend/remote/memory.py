@@ -114,7 +114,7 @@ class LateLease(BlockLease):
 class _Chunk:
     """A segment for inputs."""
 
-    def __init__(self, pool: InputPool, told: messages.Memory, view: memoryview) -> None:
+    def __init__(self, pool: InputPool, told: messages.InputSegment, view: memoryview) -> None:
         self.number = told.segment
         self.view = view
         self.blocks = BlockMap(told.size_bytes)
@@ -179,7 +179,7 @@ class FrontEndMemory:
             raise got
         return got
 
-    def on_memory(self, told: messages.Memory, descriptor: int) -> None:
+    def on_memory(self, told: messages.InputSegment, descriptor: int) -> None:
         """The engine has lent a segment for inputs."""
         try:
             view = map_shared(descriptor, told.size_bytes)
@@ -246,11 +246,11 @@ class FrontEndMemory:
         finally:
             os.close(descriptor)
 
-    def drop_outputs(self, told: messages.Detached) -> None:
+    def drop_outputs(self, told: messages.DetachedOutput) -> None:
         """No more outputs lie there; the mapping goes with the last of those that do."""
         del self._outputs[told.segment]
 
-    def output(self, place: messages.OutputPlace) -> memoryview:
+    def output(self, place: messages.OutputSlice) -> memoryview:
         return self._outputs[place.segment][place.offset : place.offset + place.nbytes]
 
     def release(self, number: int) -> None:

@@ -30,7 +30,7 @@ Shape = Annotated[list[Natural], Meta(max_length=MOST_DIMENSIONS)]
 Blocks = Annotated[list[tuple[Natural, Natural]], Meta(max_length=MOST_ITEMS)]
 """Blocks of input memory: the number of the segment, and the offset."""
 
-Protocol = Literal["http", "grpc"]
+ClientProtocol = Literal["http", "grpc"]
 """The protocol of a client, or of a port."""
 
 MOST_RELEASED = 1024
@@ -56,7 +56,7 @@ class Open(Struct, array_like=True, frozen=True, gc=False, tag=1):
 
     name: Name
     version: Name
-    protocol: Protocol
+    protocol: ClientProtocol
 
 
 class InputLayout(Struct, array_like=True, frozen=True, gc=False):
@@ -89,7 +89,7 @@ class Preamble(Struct, array_like=True, frozen=True, gc=False):
     requested_outputs: Annotated[list[str], Meta(max_length=MOST_ITEMS)]
 
 
-class Options(Struct, array_like=True, frozen=True, gc=False):
+class RareFields(Struct, array_like=True, frozen=True, gc=False):
     """Fields that few requests have."""
 
     correlation_id: Annotated[int, Meta(ge=0)] | str
@@ -125,16 +125,16 @@ class Infer(Struct, array_like=True, frozen=True, gc=False, tag=2):
     data: bytes  # the bytes of the inputs that do not lie elsewhere, in order, each :func:`padded`
     blocks: Blocks | None  # of the other inputs, in order
     regions: Regions | None
-    options: Options | None
+    options: RareFields | None
 
 
-class Cancel(Struct, array_like=True, frozen=True, gc=False, tag=3):
+class CancelTicket(Struct, array_like=True, frozen=True, gc=False, tag=3):
     """Nobody waits for this request any more."""
 
     ticket: Natural
 
 
-class Flow(Struct, array_like=True, frozen=True, gc=False, tag=4):
+class SetPaused(Struct, array_like=True, frozen=True, gc=False, tag=4):
     """The sender of a request takes no more responses for now, or goes on."""
 
     ticket: Natural
@@ -148,7 +148,7 @@ class Release(Struct, array_like=True, frozen=True, gc=False, tag=5):
 
 
 class NeedMemory(Struct, array_like=True, frozen=True, gc=False, tag=6):
-    """An input of a version needs more memory than is free; :class:`Memory` or :class:`NoMemory` answers."""
+    """An input of a version needs more memory than is free; :class:`InputSegment` or :class:`NoMemory` answers."""
 
     handle: Natural
     input_name: str
@@ -170,7 +170,7 @@ class Forget(Struct, array_like=True, frozen=True, gc=False, tag=8):
 class Refused(Struct, array_like=True, frozen=True, gc=False, tag=9):
     """A request was refused before a model had it."""
 
-    protocol: Protocol
+    protocol: ClientProtocol
     reason: RefusalReason
     message: Annotated[str, Meta(max_length=100_000)]
     model: Name
@@ -180,7 +180,7 @@ class Refused(Struct, array_like=True, frozen=True, gc=False, tag=9):
 class Counted(Struct, array_like=True, frozen=True, gc=False, tag=10):
     """So many answers more had this code."""
 
-    protocol: Protocol
+    protocol: ClientProtocol
     code: Annotated[str, Meta(max_length=32)]
     count: Natural
 
@@ -211,7 +211,7 @@ class Opened(Struct, array_like=True, frozen=True, gc=False, tag=32):
 
     name: str
     version: str
-    protocol: Protocol
+    protocol: ClientProtocol
     handle: Natural
     full_name: str
     model_name: str
@@ -236,7 +236,7 @@ class Unopened(Struct, array_like=True, frozen=True, gc=False, tag=33):
 
     name: str
     version: str
-    protocol: Protocol
+    protocol: ClientProtocol
     kind: int
     code: ErrorCode
     message: str
@@ -262,7 +262,7 @@ class Answered(Struct, array_like=True, frozen=True, gc=False, tag=35):
     outputs: list[Output]  # the engine sends those of the response as they are
 
 
-class OutputPlace(Struct, array_like=True, frozen=True, gc=False):
+class OutputSlice(Struct, array_like=True, frozen=True, gc=False):
     """Where an output lies whose bytes are not in the message; segment 0 stands for a region of the client."""
 
     segment: Natural
@@ -270,7 +270,7 @@ class OutputPlace(Struct, array_like=True, frozen=True, gc=False):
     nbytes: Natural
 
 
-class Failure(Struct, array_like=True, frozen=True, gc=False):
+class TicketFailure(Struct, array_like=True, frozen=True, gc=False):
     """An error."""
 
     code: ErrorCode
@@ -283,15 +283,15 @@ class Responded(Struct, array_like=True, frozen=True, gc=False, tag=36):
     ticket: Natural
     model_version: str
     outputs: list[Output]  # those without bytes have a place
-    places: list[OutputPlace | None] | None
+    places: list[OutputSlice | None] | None
     number: Natural  # of the response, if it has places: its memory is lent until :class:`Release`
     parameters: dict[str, bool | int | float | str] | None
-    failure: Failure | None
+    failure: TicketFailure | None
     final: bool
     empty: bool
 
 
-class Memory(Struct, array_like=True, frozen=True, gc=False, tag=37):
+class InputSegment(Struct, array_like=True, frozen=True, gc=False, tag=37):
     """A segment of input memory; its descriptor comes along. Segments of a pool serve the same inputs."""
 
     pool: Natural
@@ -321,7 +321,7 @@ class Attached(Struct, array_like=True, frozen=True, gc=False, tag=40):
     size_bytes: Natural
 
 
-class Detached(Struct, array_like=True, frozen=True, gc=False, tag=41):
+class DetachedOutput(Struct, array_like=True, frozen=True, gc=False, tag=41):
     """No more outputs lie in this segment."""
 
     segment: Natural
@@ -367,7 +367,7 @@ class Ready(Struct, array_like=True, frozen=True, gc=False, tag=64):
 class Accepting(Struct, array_like=True, frozen=True, gc=False, tag=70):
     """I accept the connections of a port, or cannot: then ``failure`` says why."""
 
-    service: Protocol
+    service: ClientProtocol
     failure: Annotated[str, Meta(max_length=200)]
 
 
@@ -375,7 +375,7 @@ class OpenTunnel(Struct, array_like=True, frozen=True, gc=False, tag=65):
     """I need a tunnel for a client: ``client`` and ``server`` are the ends of its connection, None for a Unix socket."""
 
     number: Natural
-    service: Protocol
+    service: ClientProtocol
     client: Place | None
     server: Place | None
     is_secure: bool
@@ -400,7 +400,7 @@ class Line(Struct, array_like=True, frozen=True, gc=False, tag=67):
 class Accessed(Struct, array_like=True, frozen=True, gc=False, tag=68):
     """I have answered a request: the fields of :class:`pybackend.observability.access_log.Access`."""
 
-    protocol: Protocol
+    protocol: ClientProtocol
     client: Annotated[str, Meta(max_length=200)]
     method: Annotated[str, Meta(max_length=1000)]
     path: Annotated[str, Meta(max_length=2000)]
@@ -422,7 +422,7 @@ class Quiet(Struct, array_like=True, frozen=True, gc=False, tag=69):
 class Certificates(Struct, array_like=True, frozen=True, gc=False, tag=96):
     """The contents of a port's PEM files, now or from now on."""
 
-    service: Protocol
+    service: ClientProtocol
     chain: bytes
     key: bytes
     root: bytes | None
@@ -441,7 +441,7 @@ class Begin(Struct, array_like=True, frozen=True, gc=False, tag=97):
         logs_access: every answered request is reported.
     """
 
-    sockets: dict[Protocol, Natural]
+    sockets: dict[ClientProtocol, Natural]
     certificates: list[Certificates]
     http: HttpSettings
     grpc: GrpcSettings
@@ -462,10 +462,10 @@ class Keys(Struct, array_like=True, frozen=True, gc=False, tag=104):
 class Listen(Struct, array_like=True, frozen=True, gc=False, tag=98):
     """Accept connections now."""
 
-    service: Protocol
+    service: ClientProtocol
 
 
-class Tunnel(Struct, array_like=True, frozen=True, gc=False, tag=99):
+class TunnelOpened(Struct, array_like=True, frozen=True, gc=False, tag=99):
     """The tunnel that you have asked for; its descriptor comes along."""
 
     number: Natural
@@ -500,8 +500,8 @@ class CloseIdle(Struct, array_like=True, frozen=True, gc=False, tag=105):
 FromFrontEnd = (
     Open
     | Infer
-    | Cancel
-    | Flow
+    | CancelTicket
+    | SetPaused
     | Release
     | NeedMemory
     | Return
@@ -525,11 +525,11 @@ FromEngine = (
     | Closed
     | Answered
     | Responded
-    | Memory
+    | InputSegment
     | NoMemory
     | Freed
     | Attached
-    | Detached
+    | DetachedOutput
     | Tracing
     | Settle
     | DropReaders
@@ -537,7 +537,7 @@ FromEngine = (
     | Certificates
     | Begin
     | Listen
-    | Tunnel
+    | TunnelOpened
     | NoTunnel
     | Look
     | LogLevel

@@ -33,7 +33,7 @@ from pybackend.frontend.tls import PortCertificates
 from pybackend.inference.tensor import Buffer
 from pybackend.instance.model_instance import RestartBackoff
 from pybackend.ipc.arena import TensorArena
-from pybackend.observability.access_log import Access
+from pybackend.observability.access_log import AccessRecord
 from pybackend.observability.logging import LOG
 from pybackend.observability.model_output import ModelOutput
 from pybackend.observability.unexpected import repeat
@@ -61,7 +61,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
-class Service:
+class ServedPort:
     """A port that front ends serve: a socket for each of them, and what the engine's process answers through their tunnels.
 
     Attributes:
@@ -106,7 +106,7 @@ class FrontEnds:
         engine: InferenceEngine,
         launcher: StubLauncher,
         sandbox: Sandbox,
-        services: Mapping[messages.Protocol, Service],
+        services: Mapping[messages.ClientProtocol, ServedPort],
         keys: KnownKeys | None,
         request_log: RequestLog,
         client_memory: ClientMemory,
@@ -115,7 +115,7 @@ class FrontEnds:
         self._services = services
         self._keys = keys
         self._all = [
-            FrontEnd(
+            FrontEndProcess(
                 index,
                 settings,
                 engine,
@@ -144,7 +144,7 @@ class FrontEnds:
         await asyncio.gather(*(each.start() for each in self._all))
         log.info("%d front ends are ready", len(self._all))
 
-    async def listen(self, service: messages.Protocol) -> None:
+    async def listen(self, service: messages.ClientProtocol) -> None:
         """Have all of them accept the connections of a port. Clients may come at once, and wait for one that starts again."""
         for sock in self._services[service].sockets:
             sock.listen(BACKLOG)
@@ -224,7 +224,7 @@ class FrontEnds:
         return _ask_all([partial(service.drop_readers, is_part, nbytes) for service in self._running], then)
 
     @property
-    def accept(self) -> bool:
+    def all_accept(self) -> bool:
         """False while one of them cannot accept connections. One that is started again for the first time in a row can do so soon."""
         return not any(each.is_out for each in self._all)
 
@@ -287,7 +287,7 @@ def _name(index: int) -> str:
     return f"pybackend front end {index + 1}"
 
 
-def certificates_of(name: messages.Protocol, service: Service) -> messages.Certificates:
+def certificates_of(name: messages.ClientProtocol, service: ServedPort) -> messages.Certificates:
     """The certificates of a secure port for a process that cannot read them."""
     found = service.certificates
     assert found is not None
@@ -298,12 +298,12 @@ def _keys_of(keys: KnownKeys) -> messages.Keys:
     return messages.Keys(list(keys.digests))
 
 
-def _other_accepts(one: FrontEnd, all_: Sequence[FrontEnd]) -> bool:
+def _other_accepts(one: FrontEndProcess, all_: Sequence[FrontEndProcess]) -> bool:
     return any(each.accepts for each in all_ if each is not one)
 
 
 def _begin_message(
-    settings: Settings, services: Mapping[messages.Protocol, Service], keys: KnownKeys | None, index: int
+    settings: Settings, services: Mapping[messages.ClientProtocol, ServedPort], keys: KnownKeys | None, index: int
 ) -> messages.Begin:
     """The first message to a front end, which gets the sockets with its index."""
     return messages.Begin(
@@ -324,7 +324,7 @@ def _no_room(_arena: TensorArena, _then: Callable[[], None]) -> bool:
     return False
 
 
-class FrontEnd:
+class FrontEndProcess:
     """One front end, through all its restarts."""
 
     def __init__(
@@ -334,7 +334,7 @@ class FrontEnd:
         engine: InferenceEngine,
         launcher: StubLauncher,
         sandbox: FrontEndSandbox,
-        services: Mapping[messages.Protocol, Service],
+        services: Mapping[messages.ClientProtocol, ServedPort],
         keys: KnownKeys | None,
         request_log: RequestLog,
     ) -> None:
@@ -353,8 +353,8 @@ class FrontEnd:
         self._launcher = launcher
         self._sandbox = sandbox
         self._services = services
-        self._listening: list[messages.Protocol] = []
-        self._accepting: set[messages.Protocol] = set()
+        self._listening: list[messages.ClientProtocol] = []
+        self._accepting: set[messages.ClientProtocol] = set()
         self._backoff = RestartBackoff()
         self._process: StubProcess | None = None
         self.service: FrontEndService | None = None  # its data path; None while there is no process
@@ -485,7 +485,7 @@ class FrontEnd:
         if self.service is not None:
             self.service.channel.post(message)
 
-    def listen(self, service: messages.Protocol) -> None:
+    def listen(self, service: messages.ClientProtocol) -> None:
         """Have it accept the connections of a port, from now on and after each restart."""
         self._listening.append(service)
         if self.is_ready.is_set():
@@ -585,7 +585,7 @@ def _look(service: FrontEndService, number: int) -> None:
 
 def _log_access(request_log: RequestLog, told: messages.Accessed) -> None:
     if request_log.access is not None:
-        request_log.access.add(Access(*astuple(told)))
+        request_log.access.add(AccessRecord(*astuple(told)))
 
 
 def _state_of(pid: int) -> tuple[bytes, int]:

@@ -194,8 +194,8 @@ class FrontEndService:
         self.handlers: dict[type, Handler] = {
             messages.Infer: self._infer,
             messages.Open: self._open_version,
-            messages.Cancel: self._cancel,
-            messages.Flow: self._flow,
+            messages.CancelTicket: self._cancel,
+            messages.SetPaused: self._flow,
             messages.Release: self._outputs.released,
             messages.NeedMemory: self._need_memory,
             messages.Return: lambda asked: self._inputs.returned(asked.segment),
@@ -420,12 +420,12 @@ class FrontEndService:
         else:
             self._outputs.post(ticket, response)
 
-    def _cancel(self, asked: messages.Cancel) -> None:
+    def _cancel(self, asked: messages.CancelTicket) -> None:
         pending = self._open.get(asked.ticket)
         if pending is not None:  # otherwise the answer is on its way
             pending.cancel()
 
-    def _flow(self, asked: messages.Flow) -> None:
+    def _flow(self, asked: messages.SetPaused) -> None:
         pending = self._open.get(asked.ticket)
         if pending is None:
             return
@@ -458,7 +458,7 @@ class FrontEndService:
         self._settling.end()
 
 
-def _set_options(request: InferenceRequest, options: messages.Options) -> None:
+def _set_options(request: InferenceRequest, options: messages.RareFields) -> None:
     request.correlation_id, request.flags = options.correlation_id, options.flags
     request.priority, request.timeout_us = options.priority, options.timeout_us
     request.parameters = options.parameters

@@ -55,7 +55,7 @@ class Tunnels:
         )
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
-        self._channel.post_with(messages.Tunnel(asked.number), theirs.detach())
+        self._channel.post_with(messages.TunnelOpened(asked.number), theirs.detach())
 
 
 class _Client:
@@ -209,7 +209,7 @@ class Tunneller:
         self._asked: dict[int, Tunnel] = {}
         self._opening: set[asyncio.Task[Any]] = set()
 
-    def open(self, service: messages.Protocol, transport: Any, user: TunnelUser) -> Tunnel:
+    def open(self, service: messages.ClientProtocol, transport: Any, user: TunnelUser) -> Tunnel:
         """A tunnel for the client of a connection; ``transport`` is its own."""
         tunnel, number = Tunnel(user), next(self._numbers)
         self._asked[number] = tunnel

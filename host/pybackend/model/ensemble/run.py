@@ -23,7 +23,7 @@ from pybackend.model.cached_answers import response_path
 from pybackend.model.ensemble.parts import EnsembleBinding
 from pybackend.model.ensemble.plan import EnsemblePlan
 from pybackend.model.ensemble.planned_step import ONCE, PlannedStep
-from pybackend.model.ensemble.scope import Correlation, EnsembleTensor, Memory, Scope
+from pybackend.model.ensemble.scope import Correlation, EnsembleTensor, Scope, SharedTensors
 from pybackend.model.ensemble.step_io import StepInputs, add_outputs, take_outputs
 from pybackend.model.host import ModelHost, ModelRouter
 from pybackend.model.model import Model
@@ -259,7 +259,7 @@ class EnsembleRun:
         for each in given:
             memory = None
             if each.lease is not None:
-                memory = Memory(each, self._plan.uses(each.name))
+                memory = SharedTensors(each, self._plan.uses(each.name))
                 root.keep(memory)
             shape = each.shape
             if signature.has_reshape:

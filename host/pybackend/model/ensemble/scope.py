@@ -16,7 +16,7 @@ Correlation = tuple[int | str, int]
 """Correlation id and flags."""
 
 
-class Memory(Struct, eq=False):
+class SharedTensors(Struct, eq=False):
     """The owner of shared tensor memory: a step's response or a request's input. It is released after its last use.
 
     Attributes:
@@ -67,7 +67,7 @@ class EnsembleTensor(Struct, eq=False):
     datatype: str
     shape: Sequence[int]
     data: Buffer
-    memory: Memory | None
+    memory: SharedTensors | None
     batched: bool
     chain: Chain
     given: InputTensor | None = None
@@ -107,7 +107,7 @@ class Scope:
         self.running = 0
         self.unsettled = 0
         self.tensors: dict[str, EnsembleTensor] = {}
-        self._memories: list[Memory] = []
+        self._memories: list[SharedTensors] = []
         self._missing: set[str] = set()
 
     def mark_missing(self, names: Iterable[str]) -> None:
@@ -123,7 +123,7 @@ class Scope:
             scope = scope.parent
         return False
 
-    def keep(self, memory: Memory) -> None:
+    def keep(self, memory: SharedTensors) -> None:
         """Release this memory at the end of the scope at the latest."""
         self._memories.append(memory)
 

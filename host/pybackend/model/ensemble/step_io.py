@@ -15,7 +15,7 @@ from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer, InputTensor, OutputTensor, copy_bytes
 from pybackend.model.ensemble.plan import EnsemblePlan
 from pybackend.model.ensemble.planned_step import ONCE, Layout, PlannedStep
-from pybackend.model.ensemble.scope import Correlation, EnsembleTensor, Memory, Scope
+from pybackend.model.ensemble.scope import Correlation, EnsembleTensor, Scope, SharedTensors
 from pybackend.modelconfig.ensemble import Chain
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend_wire.messages import INLINE_BYTES
@@ -37,7 +37,7 @@ class StepInputs(Struct, eq=False):
     layout: Layout = ()
     correlation: Correlation | None = None
     has_regions: bool = False
-    read: list[Memory] = []
+    read: list[SharedTensors] = []
     copies: list[tuple[memoryview, Buffer]] = []
 
     def take(self, scope: Scope, step: PlannedStep, plan: EnsemblePlan) -> None:
@@ -163,7 +163,7 @@ def take_outputs(
     if response.parameters:
         own = correlation or (whole.correlation_id, whole.flags)
         correlation = _named_correlation(response.parameters, own) or correlation
-    memory = None if response.on_release is None else Memory(response, 0)
+    memory = None if response.on_release is None else SharedTensors(response, 0)
     tensors, names, batched, chain = at.tensors, step.outputs, step.batched, at.chain
     made = 0
     for output in response.outputs:
@@ -197,7 +197,7 @@ def add_outputs(
     The response belongs to the end of the streams ``chain``: only tensors that came through them are not needed again. It names
     the sequence of ``whole``, the request to the ensemble, unless a step has named another one.
     """
-    memories: list[Memory] = []
+    memories: list[SharedTensors] = []
     named: Correlation | None = None
     batched = signature.max_batch_size > 0
     for name, tensor in found:
@@ -221,7 +221,7 @@ def add_outputs(
         response.parameters = _correlation_parameters(named)
 
 
-def _give_back(memories: Sequence[Memory]) -> None:
+def _give_back(memories: Sequence[SharedTensors]) -> None:
     for memory in memories:
         memory.give_back()
 

@@ -74,7 +74,7 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-def weighed(body: bytes) -> Steps[None]:
+def check_weight(body: bytes) -> Steps[None]:
     """Refuse a body with much beside its texts, before it is parsed in one go."""
     for weight in weights(body):
         if weight.plain_bytes > _MOST_PLAIN_BYTES or weight.members > _MOST_NAMES or weight.texts > _MOST_STRINGS:
@@ -85,7 +85,7 @@ def weighed(body: bytes) -> Steps[None]:
         yield
 
 
-class Members:
+class RequestMembers:
     """The members of a request's object; each is taken once, and the others belong to the model."""
 
     def __init__(self, body: bytes) -> None:
@@ -222,8 +222,8 @@ class TextRequest(Struct):
 
 def parse_text_request(body: bytes, *, is_chat: bool) -> Steps[TextRequest]:
     """Read a request for texts; raises :class:`OpenAiError`."""
-    yield from weighed(body)
-    members = Members(body)
+    yield from check_weight(body)
+    members = RequestMembers(body)
     yield
     model = members.need("model", str, "the name of a model")
     members.drop(_WITHOUT_EFFECT)
@@ -273,7 +273,7 @@ def parse_text_request(body: bytes, *, is_chat: bool) -> Steps[TextRequest]:
     return TextRequest(model, is_chat, prompts, parts, n, streams, wants_usage, echoes, encoded, logprobs, settings)
 
 
-def _stops(members: Members) -> tuple[str, ...]:
+def _stops(members: RequestMembers) -> tuple[str, ...]:
     stop: str | list[str] | None = members.take("stop", _Texts, "a text or a list of texts")
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > _MOST_STOPS or not all(stops):
@@ -299,7 +299,7 @@ class _Part(Struct):
     text: Raw = _NULL
 
 
-def _chat(members: Members) -> tuple[bytes, frozenset[str]]:
+def _chat(members: RequestMembers) -> tuple[bytes, frozenset[str]]:
     """The chat as one JSON object, which the model's process reads, and the types of its parts beside texts."""
     messages = members.take_raw("messages")
     kinds = _kinds_of_parts(messages or b"[]")
@@ -343,7 +343,7 @@ def _first(text: Raw) -> bytes:
     return bytes(memoryview(text)[:1])
 
 
-def _chat_logprobs(members: Members) -> int | None:
+def _chat_logprobs(members: RequestMembers) -> int | None:
     wanted = members.take("logprobs", bool, "true or false")
     top = members.take("top_logprobs", int, "a whole number")
     if top and not wanted:
@@ -351,12 +351,12 @@ def _chat_logprobs(members: Members) -> int | None:
     return (top or 0) if wanted else None
 
 
-def _prompts(members: Members) -> list[bytes]:
+def _prompts(members: RequestMembers) -> list[bytes]:
     texts = _texts(members, "prompt", MOST_CHOICES)
     return [text.encode() for text in texts]
 
 
-def _texts(members: Members, name: str, most: int) -> list[str]:
+def _texts(members: RequestMembers, name: str, most: int) -> list[str]:
     raw = members.take_raw(name)
     if raw is None:
         raise OpenAiError(f"'{name}' is missing: it must be a text or a list of texts", name)
@@ -387,8 +387,8 @@ _Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 def parse_embedding_request(body: bytes) -> Steps[EmbeddingRequest]:
     """Read a request for embeddings; raises :class:`OpenAiError`."""
-    yield from weighed(body)
-    members = Members(body)
+    yield from check_weight(body)
+    members = RequestMembers(body)
     yield
     model = members.need("model", str, "the name of a model")
     members.drop(_WITHOUT_EFFECT)
@@ -407,7 +407,7 @@ def parse_embedding_request(body: bytes) -> Steps[EmbeddingRequest]:
     return EmbeddingRequest(model, [text.encode() for text in texts], tokens, form == "base64", dimensions)
 
 
-def _texts_or_tokens(members: Members) -> tuple[list[str], list[list[int]]]:
+def _texts_or_tokens(members: RequestMembers) -> tuple[list[str], list[list[int]]]:
     """The texts to embed, or the numbers of their tokens."""
     raw = members.take_raw("input") or b"null"
     given: Any = None

@@ -66,5 +66,5 @@ def test_a_program_that_does_not_find_its_library_by_itself_is_recognised(tmp_pa
     own = content.replace(b"$ORIGIN", b"$other_").replace(b"\0libpython3", b"\0libother39")
     (tmp_path / "static").write_bytes(own)
     (tmp_path / "shared").write_bytes(own.replace(b"\0" + names[0] + b"\0", b"\0" + library + b"\0"))
-    assert not read_binary(tmp_path / "static").lacks_way
-    assert read_binary(tmp_path / "shared").lacks_way is (len(names[0]) >= len("libpython3"))
+    assert not read_binary(tmp_path / "static").lacks_relative_rpath
+    assert read_binary(tmp_path / "shared").lacks_relative_rpath is (len(names[0]) >= len("libpython3"))

@@ -3,8 +3,8 @@
 import asyncio
 import re
 
-from pybackend.observability.model_lines import FailureNote, ModelLine
 from pybackend.observability.repeated_failures import MOST_KINDS, RepeatedFailures
+from pybackend.observability.stub_output_lines import FailureNote, ModelLine
 from tests.support.model_control import until
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pybackend.errors import ServerError
-from pybackend_tools.analyzer.analysis import Outcome, Results, read_results
+from pybackend_tools.analyzer.analysis import AnalysisResults, TriedChoice, read_results
 from pybackend_tools.analyzer.candidates import Candidate
 from pybackend_tools.analyzer.goal import Goal
 from pybackend_tools.analyzer.measurement import Answers, Inside, Rung
@@ -27,13 +27,13 @@ def rung(per_s: float, p99_ms: float = 10, clients: int = 1, memory_bytes: int =
     return Rung(clients, {NAME: answers}, {NAME: Inside(parts, {"1": 5, "4": 2}, {"<i>": 3})}, memory_bytes, 0.5)
 
 
-def results(goal: Goal | None = None, **changes: object) -> Results:
-    better = Outcome({NAME: Candidate(2, 8)}, rungs=[rung(100), rung(190, 20, 2)])
-    failed = Outcome({NAME: Candidate(4, 8)}, rungs=[], failed="<u>too many</u>")
-    outcomes = [Outcome({}, rungs=[rung(100)]), better, failed]
+def results(goal: Goal | None = None, **changes: object) -> AnalysisResults:
+    better = TriedChoice({NAME: Candidate(2, 8)}, rungs=[rung(100), rung(190, 20, 2)])
+    failed = TriedChoice({NAME: Candidate(4, 8)}, rungs=[], failed="<u>too many</u>")
+    outcomes = [TriedChoice({}, rungs=[rung(100)]), better, failed]
     present = {NAME: Candidate(1, 8)}
     settings = {"rate_per_s": 0, "cores": 2}
-    return replace(Results([NAME], settings, goal or Goal(), present, outcomes), **changes)  # type: ignore[arg-type]
+    return replace(AnalysisResults([NAME], settings, goal or Goal(), present, outcomes), **changes)  # type: ignore[arg-type]
 
 
 def test_measurements_in_turns_decide() -> None:
@@ -61,7 +61,7 @@ def test_limits_decide() -> None:
 
 
 def test_of_nearly_equal_ones_that_with_less_memory_is_best() -> None:
-    large = Outcome({NAME: Candidate(8, 8)}, rungs=[rung(195, memory_bytes=80_000_000)])
+    large = TriedChoice({NAME: Candidate(8, 8)}, rungs=[rung(195, memory_bytes=80_000_000)])
     found = results()
     found.outcomes.append(large)
     assert found.ranked()[0].choice == {NAME: Candidate(2, 8)}

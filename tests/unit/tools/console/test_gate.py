@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pybackend.errors import SettingError
-from pybackend_tools.console.gate import MOST_UPLOAD_BYTES, SESSION, Gate, Place
+from pybackend_tools.console.gate import MOST_UPLOAD_BYTES, SESSION, ConsoleAddress, Gate
 
 HERE = {"host": "127.0.0.1:8003"}
 
@@ -19,7 +19,7 @@ class Harness:
     def __init__(self, public_url: str = "") -> None:
         self.links: list[str] = []
         self.passed: list[Any] = []
-        self.gate = Gate(self._page, Place(8003, public_url), self.links.append)
+        self.gate = Gate(self._page, ConsoleAddress(8003, public_url), self.links.append)
         self.gate.open()
 
     async def _page(self, scope: Any, _receive: Any, send: Any) -> None:
@@ -130,4 +130,4 @@ def test_a_proxy_may_remove_the_prefix_or_leave_it() -> None:
 )
 def test_odd_public_addresses_are_refused(url: str) -> None:
     with pytest.raises(SettingError, match="is not the address of a page"):
-        Place(8003, url)
+        ConsoleAddress(8003, url)

@@ -15,26 +15,28 @@ from pybackend_tools.analyzer.measurement import Answers, Rung
 from pybackend_tools.optimizer.accuracy import Difference, Tolerance
 from pybackend_tools.optimizer.forms import Form
 from pybackend_tools.optimizer.report import csv_text, html_text
-from pybackend_tools.optimizer.results import Demands, Outcome, Results
+from pybackend_tools.optimizer.results import Demands, SearchResults, TriedForm
 
 NAME = "<script>alert(1)</script>"
 
 
-def outcome(name: str, p50_ms: float, largest: float = 0.0, *, is_exact: bool = True, **more: Any) -> Outcome:
+def outcome(name: str, p50_ms: float, largest: float = 0.0, *, is_exact: bool = True, **more: Any) -> TriedForm:
     answers = Answers(1000 / p50_ms, 1, 1, is_steady=True, p50_ms=p50_ms, p90_ms=p50_ms, p99_ms=p50_ms)
     difference = Difference(largest, largest / 10, "y")
     form = Form(name, f"form {name}", "onnxruntime", is_exact=is_exact)
-    return Outcome(
+    return TriedForm(
         form, difference=difference, rungs=[Rung(1, {"m": answers}, {}, 10_000_000, 0.5)], tensors="x", **more
     )
 
 
-def results(*outcomes: Outcome, goal: Goal | None = None, compared: Any = ()) -> Results:
+def results(*outcomes: TriedForm, goal: Goal | None = None, compared: Any = ()) -> SearchResults:
     demands = Demands(Tolerance(1e-3, 1e-4), Tolerance(0.1, 0.02), 0.01)
-    return Results(NAME, "an ONNX model", goal or Goal("median"), demands, "1 client", 8, {}, list(outcomes), compared)
+    return SearchResults(
+        NAME, "an ONNX model", goal or Goal("median"), demands, "1 client", 8, {}, list(outcomes), compared
+    )
 
 
-def chosen(found: Results) -> str:
+def chosen(found: SearchResults) -> str:
     assert found.chosen is not None
     return found.chosen.form.name
 
@@ -83,7 +85,7 @@ def test_limits_hold_for_the_original_too() -> None:
 
 
 def test_the_report_names_every_form_with_the_reason_and_escapes_strangers_text(tmp_path: Path) -> None:
-    failed = Outcome(Form("crash", "form crash", "openvino"), failed="<b>signal 6</b>")
+    failed = TriedForm(Form("crash", "form crash", "openvino"), failed="<b>signal 6</b>")
     found = results(outcome("usual", 2), outcome("wrong", 1, 0.05), outcome("endless", 1, float("inf")), failed)
     found.left_out = {"TensorRT": "needs a GPU"}
     page = html_text(found)
@@ -106,7 +108,7 @@ def test_the_report_names_every_form_with_the_reason_and_escapes_strangers_text(
     assert document["outcomes"][1]["reason"] == "output 'y' differs by up to 0.05, more than 0.001"
 
 
-@pytest.mark.parametrize("outcomes", [(), (Outcome(Form("usual", "form usual", "fil"), failed="no"),)])
+@pytest.mark.parametrize("outcomes", [(), (TriedForm(Form("usual", "form usual", "fil"), failed="no"),)])
 def test_a_search_that_measured_nothing_has_a_report_too(outcomes: Any) -> None:
     found = results(*outcomes)
     assert found.chosen is None

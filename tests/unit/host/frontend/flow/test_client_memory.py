@@ -3,7 +3,13 @@
 import pytest
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.flow import SLOW_AFTER_SECONDS, SLOW_RATE_BYTES_PER_S, UNCOUNTED_BYTES, ClientMemory, Flow
+from pybackend.frontend.flow import (
+    SLOW_AFTER_SECONDS,
+    SLOW_RATE_BYTES_PER_S,
+    UNCOUNTED_BYTES,
+    ClientBytes,
+    ClientMemory,
+)
 
 MIB = 1 << 20
 
@@ -14,7 +20,7 @@ class Connection:
     unread = arriving = ()
 
     def __init__(self, account, rate_bytes_per_s=SLOW_RATE_BYTES_PER_S):
-        self.flow = Flow(self, account)
+        self.flow = ClientBytes(self, account)
         self.flow.pace.advance(SLOW_AFTER_SECONDS, SLOW_AFTER_SECONDS * rate_bytes_per_s)
         self.is_open = True
 

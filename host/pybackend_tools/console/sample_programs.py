@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from pybackend.errors import ServerError
-from pybackend_client.connection import Access, model_path
+from pybackend_client.connection import Credentials, model_path
 from pybackend_client.inference import Request, array_of, encoded, flat_values
-from pybackend_client.values import Tensor, WantedTensor
+from pybackend_client.values import ModelTensor, Tensor
 
 _MOST_INLINE = 64
 _KEY = "PYBACKEND_API_KEY"
@@ -32,7 +32,7 @@ class Server:
 
     url: str
     grpc_url: str
-    access: Access = field(repr=False)
+    access: Credentials = field(repr=False)
 
     @property
     def insecure(self) -> list[str]:
@@ -49,7 +49,7 @@ class Programs:
 
 
 def programs_for(
-    server: Server, request: Request, tensors: Sequence[Tensor], wanted: Mapping[str, WantedTensor], *, decoupled: bool
+    server: Server, request: Request, tensors: Sequence[Tensor], wanted: Mapping[str, ModelTensor], *, decoupled: bool
 ) -> Programs:
     """The programs that send a request."""
     sent = [_Sent(tensor) for tensor in tensors]
@@ -129,7 +129,7 @@ class _Writer:
     server: Server
     request: Request
     sent: Sequence[_Sent]
-    wanted: Mapping[str, WantedTensor]
+    wanted: Mapping[str, ModelTensor]
     decoupled: bool
 
     def curl(self) -> tuple[str, bytes]:

@@ -21,16 +21,16 @@ from pybackend.model.version_loader import VersionLoader
 from pybackend.modelconfig.ensemble import part_names
 from pybackend.observability.log_lines import one_line
 from pybackend.observability.logging import collected_warnings
-from pybackend.prepared import remote_repositories
 from pybackend.repository.layout import RepositoryScan, model_directory, scan_repositories
-from pybackend.repository.model_files import ModelFiles
+from pybackend.repository.model_files import RepositoryFiles
 from pybackend.repository.names import ModelNames, only
 from pybackend.repository.reading import read_model, served_versions
 from pybackend.repository.remote import RemoteRepositories
 from pybackend.settings import LOCAL_ADDRESS, GrpcSettings, HttpSettings, Settings
+from pybackend.startup import remote_repositories
 from pybackend_tools.doctor import machine, trial
-from pybackend_tools.doctor.check import model_host
 from pybackend_tools.doctor.finding import Finding, Status, fail, not_in_force, ok, warn
+from pybackend_tools.doctor.model_checks import model_host
 
 
 async def examine(settings: Settings) -> list[Finding]:
@@ -81,7 +81,7 @@ async def _examine_models(
             host = stack.enter_context(model_host(settings))
         except PybackendError:  # the trial says so
             return findings, 0
-        files = ModelFiles(scan, remote, settings.models.config_name, ModelNames({}, scan.namespaces))
+        files = RepositoryFiles(scan, remote, settings.models.config_name, ModelNames({}, scan.namespaces))
         found, count = await _models(scan, host, files, all_must_load=settings.exit_on_error)
     return [*findings, *found], count
 
@@ -181,7 +181,7 @@ NOT_LOADED = "cannot be loaded"
 
 
 async def _models(
-    scan: RepositoryScan, host: ModelHost, files: ModelFiles, *, all_must_load: bool
+    scan: RepositoryScan, host: ModelHost, files: RepositoryFiles, *, all_must_load: bool
 ) -> tuple[list[Finding], int]:
     """Check the layout of repositories and every model in them.
 

@@ -13,7 +13,7 @@ from nicegui import ui
 
 from pybackend.errors import ServerError
 from pybackend_client.inference import Request
-from pybackend_client.values import Tensor, WantedTensor, random_tensor, shape_text
+from pybackend_client.values import ModelTensor, Tensor, random_tensor, shape_text
 from pybackend_tools.console.frame import icon_button, say
 from pybackend_tools.console.pictures import MOST_ELEMENTS
 from pybackend_wire.bytes_tensor import LENGTH_BYTES
@@ -109,7 +109,7 @@ def _sample_tensor(name: str, spec: Mapping[str, Any], batch: tuple[int, ...]) -
             f"the sample's values of '{name}' lie in the model's file warmup/{file}: choose that file in the form"
         )
     datatype = BY_CONFIG_NAME[spec["data_type"]].name
-    wanted = WantedTensor(name, datatype, (*batch, *map(int, spec.get("dims", ()))))
+    wanted = ModelTensor(name, datatype, (*batch, *map(int, spec.get("dims", ()))))
     count = prod(wanted.shape)
     if count > MOST_ELEMENTS:
         raise ServerError(f"the sample's input '{name}' has more than {MOST_ELEMENTS:,} elements")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybackend.observability.model_lines import LineAssembler, ModelLine
+from pybackend.observability.stub_output_lines import LineAssembler, ModelLine
 from pybackend_wire.log_record import MOST_LINE, MOST_PIECE_CHARACTERS, encode_record
 
 
