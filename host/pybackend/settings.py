@@ -330,6 +330,7 @@ class Settings:
     trace: TraceSettings = TraceSettings()  # which requests are traced, and where to
     debug: DebugSettings = DebugSettings()  # models under a debugger
     lends_terminal: bool = False  # models that stop at a breakpoint get this process's terminal
+    warns_of_bytes: bool = False  # models' Pythons look for bytes that are compared with str, or made to it
     cache: CacheSettings | None = None  # the response cache, None for none
     max_queued_bytes: int | None = None  # limit on the input bytes of queued and running requests, None for no limit
     # count of each resource, by name and device; None if instances need not hold any

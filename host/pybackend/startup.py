@@ -47,7 +47,9 @@ def _with_launcher(settings: Settings, remote: RemoteRepositories, serve: Serve,
         pools=None if settings.pools_file is None else read_pools(settings.pools_file),
     )
     orphans = Orphans(adopts=own_process)
-    launcher = StubLauncher(stage_bundle(), orphans=orphans, forks=settings.zygotes)
+    launcher = StubLauncher(
+        stage_bundle(), orphans=orphans, forks=settings.zygotes, warns_of_bytes=settings.warns_of_bytes
+    )
     first = len(scan.models) if settings.models.startup_models is None else len(settings.models.startup_models)
     if first and settings.sandbox.level != STRICT:
         launcher.start_ahead()

@@ -232,13 +232,13 @@ class Triton:
         outputs: Sequence[Tensor],
         model_version: int = 1,
         config: ModelConfig | None = None,
-        strict: bool = False,
+        strict: bool = True,
         trace_config: list[str] | None = None,
     ) -> None:
         """Serve a function as a model, now or from :meth:`run` on; several functions are instances that run at the same time.
 
         A function gets a list of requests, and returns a list with a dictionary of arrays for each; see the decorators for other
-        forms. ``strict`` compares what it returns with ``outputs``. ``trace_config`` is the server's: see :class:`TritonConfig`.
+        forms. ``strict=False`` passes on what differs from ``outputs``. ``trace_config`` is the server's: see :class:`TritonConfig`.
 
         Raises PyTritonError: an argument is wrong, the name is taken, or the server cannot load the model.
         """

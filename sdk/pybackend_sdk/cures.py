@@ -4,6 +4,7 @@ Exceptions of Python and NumPy say what failed, but they know nothing of tensors
 'as_numpy'`` comes from an input's misspelt name. This module is imported once something has failed.
 """
 
+import os
 import re
 from typing import Any
 
@@ -28,12 +29,16 @@ _NO_TENSOR = re.compile(r"'NoneType' object has no attribute '(as_numpy|to_dlpac
 _NOTHING_THERE = re.compile(r"list index out of range|not enough values to unpack")
 _NOT_AWAITED = re.compile(r"'(_asyncio\.|asyncio\.)?(Future|coroutine)' object (has no attribute|is not iterable)")
 _AWAITED = re.compile(r"object (InferenceResponse|ResponseIterator) can't be used in 'await' expression")
+_NO_ARRAY = re.compile(r"^Tensor\(\): .*'numpy_array' must be a numpy\.ndarray, not (\w+)")
+_NO_INDEX = re.compile(r"^string indices must be integers")
 
 DECODE = "The elements of a BYTES tensor are bytes: `.decode()` makes a str of one"
 _RAISE = (
     "Only exceptions can be raised, and a TritonError is none: `raise pb_utils.TritonModelException(...)`, or answer with "
     "`pb_utils.InferenceResponse(error=pb_utils.TritonError(...))`"
 )
+_NAME_FIRST = '`pb_utils.Tensor("NAME", array)`: first the name, then a NumPy array'
+_AN_ARRAY = "`np.array([...], np.float32)` makes an array of a list, `np.array([...], object)` one of str"
 _LOOP = "`await` and `async_exec()` need a coroutine: write `async def execute`, or call `exec()`, which waits"
 
 
@@ -46,16 +51,25 @@ def cure_of(exception: BaseException, message: str) -> str:
         return _LOOP
     if _DOUBLE.search(message):
         return "`.astype(np.float32)` makes an array of FP32"
+    if isinstance(exception, FileNotFoundError):
+        return _about_file(exception.filename)
     if not isinstance(exception, (TypeError, AttributeError, IndexError, ValueError)):
         return ""
     if message == "exceptions must derive from BaseException":
         return _RAISE
+    if _NO_ARRAY.search(message) or _NO_INDEX.search(message):
+        return _about_argument(exception, message)
     if _NO_TENSOR.search(message) or _NOTHING_THERE.search(message):
         return _about_missing(exception, any_miss=message.startswith("'NoneType'"))
     if _NOT_AWAITED.search(message):
         return "`await` it, in an `async def`"
     if _AWAITED.search(message):
         return "`exec()` waits itself: leave `await` out, or call `async_exec()`"
+    return _about_text(message)
+
+
+def _about_text(message: str) -> str:
+    """Say how bytes become str, if the message is about bytes."""
     method = _METHOD_OF_ELEMENT.search(message)
     if method and hasattr(bytes, method.group(1)):
         return "`as_numpy()` is an array of elements: `array.item().decode()` is the only one of a BYTES tensor as str"
@@ -63,6 +77,22 @@ def cure_of(exception: BaseException, message: str) -> str:
     if _NOT_TEXT.search(message) or (method and hasattr(str, method.group(1))):
         return DECODE
     return ""
+
+
+def _about_argument(exception: BaseException, message: str) -> str:
+    no_array = _NO_ARRAY.search(message)
+    if no_array:
+        return _NAME_FIRST if no_array.group(1) == "str" else _AN_ARRAY
+    function = _innermost(exception)
+    if function is not None and "model_config" in function.co_consts:
+        return "`args['model_config']` is JSON text: `json.loads(args['model_config'])` is the configuration"
+    return ""
+
+
+def _about_file(name: Any) -> str:
+    if not isinstance(name, str) or os.path.isabs(name):
+        return ""
+    return "`os.path.join(pb_utils.get_model_dir(), ...)` is a file beside model.py; relative paths begin elsewhere"
 
 
 def _about_missing(exception: BaseException, *, any_miss: bool) -> str:

@@ -66,6 +66,10 @@ def open_output() -> None:
     _line_buffer_native_code()
     if _is_one_pipe():
         _records = os.dup(_STDOUT)
+        if sys.flags.bytes_warning:
+            from pybackend_stub.bytes_warnings import take_over  # only `pybackend dev` asks for them
+
+            take_over(write_record)
         when_imported("logging", "pybackend_stub.python_logging", write_record)
 
 

@@ -87,7 +87,9 @@ def addresses() -> Iterator[dict[str, str]]:
         triton.bind("add_one", add_one, PAIR, SUM, config=ModelConfig(batching=False))
         triton.bind("count", count, PAIR[:1], SUM, config=ModelConfig(decoupled=True))
         triton.bind("fail", fail, PAIR[:1], SUM)
-        triton.bind("scalar", lambda requests: [{"sum": np.array(1, np.float32)}] * len(requests), PAIR[:1], SUM)
+        triton.bind(
+            "scalar", lambda requests: [{"sum": np.array(1, np.float32)}] * len(requests), PAIR[:1], SUM, strict=False
+        )
         yield {"http": triton.addresses["http"], "grpc": f"grpc://{triton.addresses['grpc']}"}
         GO_ON.set()
 

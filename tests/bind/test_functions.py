@@ -58,9 +58,16 @@ def model(triton: Triton, request: pytest.FixtureRequest):
     """Binds a function, by the name of the test; returns a client."""
     clients = []
 
-    def bind(function, inputs=VECTOR, outputs=RESULT, *, client=ModelClient, protocol="http", strict=False, **config):
+    def bind(function, inputs=VECTOR, outputs=RESULT, *, client=ModelClient, protocol="http", strict=None, **config):
         name = f"{re.sub('[^a-z_0-9]', '_', request.node.name)}_{len(clients)}"
-        triton.bind(name, function, inputs, outputs, config=ModelConfig(**config), strict=strict)
+        triton.bind(
+            name,
+            function,
+            inputs,
+            outputs,
+            config=ModelConfig(**config),
+            **({} if strict is None else {"strict": strict}),
+        )
         clients.append(client(f"{protocol}://{triton.addresses[protocol]}", name))
         return clients[-1]
 
@@ -193,7 +200,7 @@ def test_strings_in_and_out(model) -> None:
         return {"bytes": np.char.upper(text.astype(bytes)), "unicode": np.char.decode(text.astype(bytes), "utf-8")}
 
     outputs = [Tensor(name=name, dtype=np.bytes_, shape=(1,)) for name in ("bytes", "unicode")]
-    client = model(upper, [Tensor(name="text", dtype=bytes, shape=(1,))], outputs, strict=True)
+    client = model(upper, [Tensor(name="text", dtype=bytes, shape=(1,))], outputs)
     answer = client.infer_sample(np.array(["grün".encode()], object))
     assert answer["bytes"].tolist() == ["GRüN".encode()]
     assert answer["unicode"].tolist() == ["grün".encode()]
@@ -281,7 +288,7 @@ WRONG = [
     (returned([{}, {}]), "got 1 request and returned 2 results"),
     (returned([ones(1, 1)]), "must return a dictionary of arrays for each request, and returned ndarray"),
     (returned([{"y": [1.0]}]), "returned list as output 'y': return NumPy arrays by name"),
-    (returned([{3: ones(1, 1)}]), "as output 3"),
+    (returned([{3: ones(1, 1)}]), "returned an output 3, which was not bound"),
     (returned([{"y": np.ones((1, 1), complex)}]), "output 'y' of model"),
     (returned(value for value in ([],)), "A generator needs ModelConfig(decoupled=True)"),
     (batch(lambda x: {"y": ones(3, 1)}), "the function got 1 samples: its first dimension must be 1"),
@@ -299,15 +306,17 @@ def test_a_wrong_result_is_an_error_of_its_request(model, function, text) -> Non
 STRICT = [
     ({"y": np.ones((1, 1), np.float64)}, "was bound as float32, and the function returned float64"),
     ({"y": np.ones((1, 1, 1), np.float32)}, r"was bound with shape \[-1\], and the function returned \[1, 1\]"),
+    ({"y": np.array([["good"]])}, "was bound as float32, and the function returned <U4"),
     ({"z": np.ones((1, 1), np.float32)}, "returned an output 'z', which was not bound: y"),
     ({}, "returned no output 'y', which was bound. It returned an empty dictionary"),
 ]
 
 
 @pytest.mark.parametrize(("result", "text"), STRICT)
-def test_strict_compares_results_with_what_was_bound(model, result, text) -> None:
+def test_results_are_compared_with_what_was_bound_unless_strict_is_false(model, result, text) -> None:
     with pytest.raises(Exception, match=text):
-        model(returned([result]), strict=True).infer_sample(ones(1))
+        model(returned([result])).infer_sample(ones(1))
+    model(returned([result]), strict=False).infer_sample(ones(1))
 
 
 def test_strict_lets_a_function_leave_out_what_its_client_does_not_want(model, triton) -> None:
@@ -318,7 +327,7 @@ def test_strict_lets_a_function_leave_out_what_its_client_does_not_want(model, t
         return [dict.fromkeys(request.requested_output_names, request["x"]) for request in requests]
 
     outputs = [*RESULT, Tensor(name="z", dtype=np.float32, shape=(-1,))]
-    name = model(halves, outputs=outputs, strict=True).model_config.model_name
+    name = model(halves, outputs=outputs).model_config.model_name
     with Client(triton.addresses["http"]) as client:
         assert list(client(name, outputs=["z"]).infer(x=ones(1, 1))) == ["z"]
         assert sorted(client(name).infer(x=ones(1, 1))) == ["y", "z"]
@@ -326,7 +335,7 @@ def test_strict_lets_a_function_leave_out_what_its_client_does_not_want(model, t
 
 
 def test_validated_outputs_are_not_empty(model) -> None:
-    client = model(returned([{}]), parameters={"VALIDATE_OUTPUTS": "yes"})
+    client = model(returned([{}]), strict=False, parameters={"VALIDATE_OUTPUTS": "yes"})
     with pytest.raises(Exception, match="returned no output 'y', which"):
         client.infer_sample(ones(1))
 

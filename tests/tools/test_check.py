@@ -71,6 +71,20 @@ MODELS = {
         "class TritonPythonModel:\n    def initialize(self, args):\n        self.execute = print",
         identity_config(),
     ),
+    "awaits": (
+        "class TritonPythonModel:\n    def execute(self, requests):\n        await requests\n        return []",
+        identity_config(),
+    ),
+    "arguments": (
+        "class TritonPythonModel:\n    def initialize(self):\n        pass\n\n    def execute(requests):\n        return []\n\n"
+        "    def finalize(self, args):\n        pass",
+        identity_config(),
+    ),
+    "more_arguments": (
+        "class TritonPythonModel:\n    def initialize(self, args, more=None, *, other=None):\n        pass\n\n"
+        "    async def execute(*args):\n        return []\n\n    def finalize(self, *args):\n        pass",
+        identity_config(),
+    ),
     "field": (IDENTITY, "inptu [ ]"),
     "twice_wrong": ("def f(:", identity_config(extra="max_batch_size: -1")),
     "fileless": (None, identity_config()),
@@ -102,7 +116,7 @@ MODELS = {
 }
 
 OF_THE_MACHINE = re.compile(r"(?<=is not valid Python) .*|(?<=has kind KIND_GPU but) .*")
-FINE = {"good", "imports", "assigned", "completes", "fits", "unsure"}
+FINE = {"good", "imports", "assigned", "more_arguments", "completes", "fits", "unsure"}
 
 
 @pytest.fixture(scope="module")

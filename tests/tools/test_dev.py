@@ -42,6 +42,21 @@ class TritonPythonModel:
 """
 
 
+COMPARES = """
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            text = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            for _ in range(3):
+                label = "pos" if text[0] == "good" else "neg"
+                name = str(text[0])
+                found = {"good": 1}.get(text[0])
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([label], object))]))
+        return answers
+"""
+
+
 def write(repository, name, factor):
     directory = write_model(repository, name, MODEL, CONFIG)
     (directory / "1" / "helper.py").write_text(f"FACTOR = {factor}\n")
@@ -66,6 +81,7 @@ def server(tmp_path_factory):
     write(repository, "saved", 1)
     write(repository, "at_first", "1 / 0")
     write_model(repository, "misspelt", MISSPELT, CONFIG)
+    write_model(repository, "compares", COMPARES, CONFIG.replace("FP32", "STRING"))
     write_model(
         repository,
         "lenient",
@@ -101,6 +117,18 @@ def test_saved_files_load_by_themselves(server):
     tells(server, "added", 404)
     (server.repository / "at_first" / "1" / "helper.py").write_text("FACTOR = 6\n")
     tells(server, "at_first", 6)
+
+
+def test_bytes_that_are_taken_for_str_are_warned_of_once_for_each_line(server):
+    for _ in range(2):
+        assert infer(server, "compares", {"IN": np.array([b"good"], object)})["OUT"].tolist() == [b"neg"]
+    server.wait_for(r"compares_0 model.py:12: .*\n")
+    cure = "The elements of a BYTES tensor are bytes: `.decode()` makes a str of one"
+    assert re.findall(r"compares_0 model.py:(.*)", server.output) == [
+        f"10: Comparison between bytes and string, which are never equal. {cure}",
+        f"11: str() on a bytes instance, which gives \"b'...'\". {cure}",
+        f"12: Comparison between bytes and string, which are never equal. {cure}",
+    ]
 
 
 def test_a_replaced_version_that_hangs_ends_after_its_client_has_left(server):

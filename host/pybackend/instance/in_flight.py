@@ -50,6 +50,7 @@ class ExecutionsInFlight:
         self._owner = owner
         self._reschedules = False
         self._output_listener: OutputWarnings | None = None
+        self._output_count = 0  # of a response to a request that names none; 0: fewer are right
 
     def begin(self, session: StubSession, settings: InstanceSettings) -> None:
         """The model is initialised in another stub: numbers begin at 1 again."""
@@ -57,6 +58,7 @@ class ExecutionsInFlight:
         self._reschedules = settings.initialize.reschedules
         self._output_listener = settings.outputs
         session.outputs.listener = settings.outputs
+        self._output_count = 0 if settings.initialize.decoupled else len(settings.initialize.output_names)
         self.prefetch.begin(settings.initialize.concurrency, session)
 
     def find(self, number: int) -> Execution | None:
@@ -179,6 +181,9 @@ class ExecutionsInFlight:
             return InferenceResponse(request.model_name, self._version, request.id, error=error, final=final)
         assert self.session is not None
         outputs, on_release = self.session.outputs.tensors_of(item, tail, request.regions, is_own=is_own)
+        count, listener = self._output_count, self._output_listener
+        if count and is_own and len(outputs) < (len(request.requested_outputs) or count) and listener is not None:
+            listener.on_few_outputs(outputs, request)
         return InferenceResponse(
             request.model_name, self._version, request.id, outputs, item.parameters, on_release, None, final
         )

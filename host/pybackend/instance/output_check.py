@@ -56,16 +56,10 @@ class OutputForm:
 
     def _missing(self, outputs: Sequence[OutputTensor], request: InferenceRequest) -> InferenceError | None:
         """The error for an output that the request wants, or that is configured if it names none, and that is not there."""
-        names = [output.name for output in outputs]
-        wanted = request.requested_outputs or self._signature.outputs
-        for name in wanted:
-            if name not in names and name not in self._hidden and name not in request.dispensable_outputs:
-                why = "which the request wants" if request.requested_outputs else "which its configuration has"
-                others = f". It returned {', '.join(names)}" if names else ""
-                return InferenceError(
-                    f"model '{self._signature.model_name}' returned no output '{name}', {why}{others}"
-                )
-        return None
+        missing = missing_output(outputs, request, self._signature, self._hidden)
+        if missing is None:
+            return None
+        return InferenceError(f"model '{self._signature.model_name}' {missing[1]}")
 
 
 def output_form(
@@ -102,6 +96,19 @@ def repeated_output(names: Sequence[str]) -> str:
         return ""
     name, count = Counter(names).most_common(1)[0]
     return f"returned output '{name}' {count} times in one response"
+
+
+def missing_output(
+    outputs: Sequence[OutputTensor], request: InferenceRequest, signature: ModelSignature, hidden: frozenset[str]
+) -> tuple[str, str] | None:
+    """The first output that a request should get and that is not there, and that as the end of a sentence about the model."""
+    names = [output.name for output in outputs]
+    for name in request.requested_outputs or signature.outputs:
+        if name not in names and name not in hidden and name not in request.dispensable_outputs:
+            why = "which the request wants" if request.requested_outputs else "which its configuration has"
+            others = f". It returned {', '.join(names)}" if names else ""
+            return name, f"returned no output '{name}', {why}{others}"
+    return None
 
 
 def known_outputs(name: str, signature: ModelSignature) -> str:
@@ -170,6 +177,7 @@ class OutputWarnings:
         self._signature = signature
         self._hidden = hidden
         self._warned: set[str] = set()
+        self._missing: set[str] = set()
 
     def on_new_output(self, name: str, datatype: str, shape: Sequence[int]) -> None:
         """A process has returned an output with this datatype and shape for the first time."""
@@ -189,9 +197,20 @@ class OutputWarnings:
             taken = "Clients of infer get all of them, and whatever takes one output takes the first."
             self._warn(_REPEATED, f"{repeated}. {taken}")
 
+    def on_few_outputs(self, outputs: Sequence[OutputTensor], request: InferenceRequest) -> None:
+        """A process has returned fewer outputs than a request should get."""
+        missing = missing_output(outputs, request, self._signature, self._hidden | self._missing)
+        if missing is not None:
+            name, text = missing
+            self._missing.add(name)
+            log.warning(
+                "model '%s' %s. Clients get a response without it. %s", self._signature.model_name, text, _ADVICE
+            )
+
     def on_dropped_output(self, name: str) -> None:
         """A process has dropped an output whose name is not configured."""
         name = name[:MOST_NAME_CHARACTERS]
+        self._missing.add(closest(name, self._signature.outputs, _SIMILAR))  # the slip is told once
         known = known_outputs(name, self._signature)
         self._warn(name, f"returned output '{name}', {NOT_CONFIGURED}: clients never get it. {known}")
 

@@ -11,7 +11,14 @@ from pybackend.environment.environment import HOST_ENVIRONMENT, Environment
 from pybackend.errors import ErrorCode, ModelLoadError, ServerError
 from pybackend.observability.model_output import ModelOutput
 from pybackend.process.orphans import Orphans
-from pybackend.process.start import SandboxReport, is_entered, start_host_program, start_process, terms_of
+from pybackend.process.start import (
+    BYTES_WARNINGS,
+    SandboxReport,
+    is_entered,
+    start_host_program,
+    start_process,
+    terms_of,
+)
 from pybackend.process.stub_process import (
     HostEnds,
     Process,
@@ -37,6 +44,7 @@ class StubLauncher:
     Args:
         orphans: handles models' leftovers; None if this process is not a server itself.
         forks: whether stubs may be forked, which requires ``orphans``.
+        warns_of_bytes: whether Python warns of bytes that models compare with str, which costs time.
     """
 
     def __init__(
@@ -46,11 +54,15 @@ class StubLauncher:
         orphans: Orphans | None = None,
         *,
         forks: bool = False,
+        warns_of_bytes: bool = False,
     ) -> None:
         self.bundle = bundle
         self._own = own
         self._orphans = orphans
-        self._zygotes = Zygotes(bundle, own, orphans) if forks and orphans is not None and orphans.adopts else None
+        self._flags = (BYTES_WARNINGS,) if warns_of_bytes else ()
+        self._zygotes = None
+        if forks and orphans is not None and orphans.adopts:
+            self._zygotes = Zygotes(bundle, own, orphans, self._flags)
 
     def start_ahead(self) -> None:
         """Start the zygote of the host's own Python, so that it is ready when the first stub is needed."""
@@ -159,7 +171,7 @@ class StubLauncher:
                     word = str(terms.written)
                 arguments = (theirs.socket, theirs.nudges, os.getpid(), mark, word)
                 process, report = start_process(
-                    self.bundle, environment, arguments, inherited, theirs.output, terms, launch.variables
+                    self.bundle, environment, arguments, inherited, theirs.output, terms, launch.variables, self._flags
                 )
         except OSError as error:
             self._on_end(mark)

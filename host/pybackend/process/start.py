@@ -32,6 +32,9 @@ def process_variables(environment: Environment, host: Mapping[str, str] = os.env
     return {**inherited, **environment.variables}
 
 
+BYTES_WARNINGS = "-b"
+"""Python's flag for a BytesWarning where bytes are compared with str, or become str; it cannot be set later."""
+
 _MOST_SAID_BYTES = 64 * 1024
 
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -102,9 +105,10 @@ def start_process(
     output: int,
     terms: StartConditions,
     more: Mapping[str, str] = MappingProxyType({}),
+    flags: Iterable[str] = (),
 ) -> tuple[subprocess.Popen[bytes], SandboxReport | None]:
-    """Start the bundle's program, which becomes a stub or a zygote, with ``more`` variables."""
-    command = [str(environment.python), "-I", "-B", str(bundle), *map(str, arguments)]
+    """Start the bundle's program, which becomes a stub or a zygote, with ``more`` variables and flags of Python."""
+    command = [str(environment.python), "-I", "-B", *flags, str(bundle), *map(str, arguments)]
     variables = {**process_variables(environment), **more}
     confinement = terms.confinement
     if confinement is not None:

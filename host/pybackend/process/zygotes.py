@@ -69,10 +69,11 @@ class _Running:
 class Zygotes:
     """Starts zygotes when they are needed, and replaces those that die."""
 
-    def __init__(self, bundle: Path, own: Environment, orphans: Orphans) -> None:
+    def __init__(self, bundle: Path, own: Environment, orphans: Orphans, flags: tuple[str, ...] = ()) -> None:
         self._bundle = bundle
         self._own = own
         self._orphans = orphans
+        self._flags = flags
         self._zygotes: dict[ZygoteKind, _Running] = {}
         self._retired: list[_Running] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -249,7 +250,13 @@ class Zygotes:
             theirs.callback(os.close, their_output)
             arguments = (ARGUMENT, their_end.fileno(), os.getpid(), mark, *kind.preload)
             process, report = start_process(
-                self._bundle, kind.environment, arguments, [their_end.fileno()], their_output, terms
+                self._bundle,
+                kind.environment,
+                arguments,
+                [their_end.fileno()],
+                their_output,
+                terms,
+                flags=self._flags,
             )
             ours.pop_all()
         return ZygoteProcess(process, report, our_end, our_output, kind.name, mark, confinement)

@@ -14,6 +14,12 @@ CLASS_NAME = "TritonPythonModel"
 
 _MOST_BYTES = 16 * 1024 * 1024
 _OPTIONAL_METHODS = ("initialize", "finalize", "auto_complete_config", "is_ready")
+_ARGUMENTS = {
+    "initialize": ("self", "args"),
+    "execute": ("self", "requests"),
+    "finalize": ("self",),
+    "is_ready": ("self",),
+}
 _SIMILAR = 0.85
 _HERE = sys.version_info[:2]
 
@@ -65,7 +71,11 @@ def _version(python: str) -> tuple[int, int]:
 def _parsed(source: bytes, path: Path, version: tuple[int, int]) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about escapes in the author's strings
-        return ast.parse(source, str(path), feature_version=version if version < _HERE else None)
+        tree = ast.parse(source, str(path), feature_version=version if version < _HERE else None)
+        compile(
+            source, str(path), "exec", dont_inherit=True
+        )  # finds what is wrong only where it stands, such as `await`
+        return tree
 
 
 def _examine_class(tree: ast.Module, path: Path, report: CodeReport) -> None:
@@ -97,12 +107,30 @@ def _examine_class(tree: ast.Module, path: Path, report: CodeReport) -> None:
         near = closest("execute", attributes, _SIMILAR)
         advice = f"did you mean '{near}'?" if near else "it answers the requests"
         report.errors.append(f"{path}: {CLASS_NAME} has no method execute: {advice}")
+    for function in definition.body:
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and not function.decorator_list:
+            _examine_arguments(function, path, report)
     for name in _OPTIONAL_METHODS:
         near = "" if name in attributes else closest(name, [each for each in attributes if each[:1] != "_"], _SIMILAR)
         if near:
             report.warnings.append(
                 f"{path}: {CLASS_NAME} has no method {name}; did you mean '{near}'? The server does not call '{near}'"
             )
+
+
+def _examine_arguments(function: ast.FunctionDef | ast.AsyncFunctionDef, path: Path, report: CodeReport) -> None:
+    """Check that a method without a decorator takes what the server calls it with."""
+    names = _ARGUMENTS.get(function.name)
+    given = function.args
+    if names is None or (given.vararg is not None and len(given.posonlyargs + given.args) <= len(names)):
+        return
+    most = len(given.posonlyargs) + len(given.args)
+    lacks = any(default is None for default in given.kw_defaults)
+    if lacks or not most - len(given.defaults) <= len(names) <= most:
+        report.errors.append(
+            f"line {function.lineno} of {path}: the server calls {function.name} with other arguments: write "
+            f"`def {function.name}({', '.join(names)})`"
+        )
 
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:

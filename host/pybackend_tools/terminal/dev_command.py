@@ -124,6 +124,7 @@ def parse_dev(arguments: Sequence[str], make_scratch: Callable[[], Path]) -> Set
         settings,
         models=replace(settings.models, settle_s=SETTLE_S, abandoned_limit_s=ABANDONED_LIMIT_S),
         lends_terminal=has_terminal(),
+        warns_of_bytes=True,
     )
 
 

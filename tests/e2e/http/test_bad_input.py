@@ -102,6 +102,17 @@ def test_malformed_json(send, text, status, reason):
     assert reply.error.startswith(f"failed to parse the request JSON buffer: {reason}")
 
 
+FORM = b'--B\r\nContent-Disposition: form-data; name="P"; filename="g.jpg"\r\n\r\n\xff\xd8\xff\xe0\r\n--B--\r\n'
+
+
+@pytest.mark.parametrize("body", [b"\xff\xd8\xff\xe0\x00\x10JFIF", FORM])
+def test_a_file_that_is_sent_as_json_is_told_of_the_ways_for_files(send, body):
+    reply = send(body)
+    assert reply.status == 400
+    assert "to `generate` with `curl -F NAME=@FILE`" in reply.error
+    assert "`Inference-Header-Content-Length: 0`" in reply.error
+
+
 @pytest.mark.spec("srv-H10", "srv-H11")
 def test_malformed_json_of_white_space(server):
     reply = server.infer("add_sub", b" " * 5)

@@ -119,13 +119,16 @@ def server(repository):
     for switch in ("yes", "no"):
         write_model(repository, f"validates_{switch}", MODEL, CONFIG.format(switch=switch))
     config = CONFIG.format(switch="no")
-    for name in ("warned", "step", "twins", "rankless", "several"):
+    for name in ("warned", "step", "twins", "rankless", "several", "misnames"):
         write_model(repository, name, MODEL, config + ("instance_group { count: 2 }" if name == "twins" else ""))
     write_model(repository, "decoupled", DECOUPLED, config + "model_transaction_policy { decoupled: true }")
     write_model(repository, "calls", f'TARGET = "decoupled"\n{CALLS}', config)
     write_model(repository, "calls_several", f'TARGET = "several"\n{CALLS}', config)
     write_model(repository, "ensemble", None, ENSEMBLE)
     write_model(repository, "pair", PAIR, PAIR_CONFIG)
+    for name in ("lacks", "half"):
+        write_model(repository, name, PAIR, PAIR_CONFIG.replace('"yes"', '"no"'))
+    write_model(repository, "of_half", None, OF_PAIR.replace('"pair"', '"half"'))
     write_model(repository, "reads", READS, READS_CONFIG)
     write_model(repository, "of_pair", None, OF_PAIR)
 
@@ -244,6 +247,24 @@ def test_each_wrong_output_is_warned_of_once(server):
     assert warnings_of(server, "rankless", "OTU")[0].startswith(
         "'OUT' with shape [4], but its configuration says [-1, 4]."
     )
+
+
+@pytest.mark.spec("pb-E08")
+def test_a_missing_output_is_warned_of_once(server):
+    """Not if only optional inputs read it, if the request does not want it, or if it has another name that is warned of."""
+    assert ask(server, "of_half", 0, "OUT").status == 200
+    assert ask(server, "lacks", 0, "FIRST").status == 200
+    for number in (5, 0, 9):
+        ask(server, "misnames", number)
+    for outputs in ((), ("SECOND",), ()):
+        assert ask(server, "lacks", 0, *outputs).status == 200
+    server.wait_for("model 'lacks' returned no output")
+    assert [
+        line.text for line in log_lines(server.output) if re.search("'(lacks|half|misnames)' returned no", line.text)
+    ] == [
+        "model 'lacks' returned no output 'SECOND', which its configuration has. It returned FIRST. Clients get a response without it. "
+        + ADVICE
+    ]
 
 
 def test_instances_share_a_warning(server):

@@ -43,6 +43,22 @@ class Slips:
     def text_array(self, request):
         return pb_utils.Tensor("OUT", np.array(["word"]))
 
+    def list_array(self, request):
+        return pb_utils.Tensor("OUT", ["word"])
+
+    def array_first(self, request):
+        return pb_utils.Tensor(np.zeros(1, np.float32), "OUT")
+
+    def no_json(self, request):
+        args = {"model_config": "{}"}
+        return args["model_config"]["parameters"]
+
+    def relative_file(self, request):
+        return open("weights.json")
+
+    def absolute_file(self, request):
+        return open("/gone/weights.json")
+
     def double(self, request):
         raise RuntimeError("mat1 and mat2 must have the same dtype, but got Double and Float")
 
@@ -116,6 +132,15 @@ CURES = {
     "text_method": f"AttributeError: 'bytes' object has no attribute 'format'. {DECODE}.",
     "text_array": "TritonModelException: NumPy dtype is not supported. Tensor 'OUT' has dtype <U4; use `.astype(object)` for an "
     "array of str.",
+    "list_array": "TypeError: Tensor(): incompatible constructor arguments: 'numpy_array' must be a numpy.ndarray, not list. "
+    "`np.array([...], np.float32)` makes an array of a list, `np.array([...], object)` one of str.",
+    "array_first": "TypeError: Tensor(): incompatible constructor arguments: 'numpy_array' must be a numpy.ndarray, not str. "
+    '`pb_utils.Tensor("NAME", array)`: first the name, then a NumPy array.',
+    "no_json": "TypeError: string indices must be integers, not 'str'. `args['model_config']` is JSON text: "
+    "`json.loads(args['model_config'])` is the configuration.",
+    "relative_file": "FileNotFoundError: [Errno 2] No such file or directory: 'weights.json'. "
+    "`os.path.join(pb_utils.get_model_dir(), ...)` is a file beside model.py; relative paths begin elsewhere.",
+    "absolute_file": "FileNotFoundError: [Errno 2] No such file or directory: '/gone/weights.json'\n\nAt:\n",
     "double": "RuntimeError: mat1 and mat2 must have the same dtype, but got Double and Float. `.astype(np.float32)` makes an "
     "array of FP32.",
     "misspelt": "AttributeError: 'NoneType' object has no attribute 'as_numpy'. The request has no input 'TXT': its inputs are "

@@ -15,7 +15,10 @@ from pybackend.protocol.limits import UINT64_MAX
 from pybackend.spelling import closest
 
 _decode = rapidjson.Decoder(number_mode=rapidjson.NM_NAN)
-_UTF8_ADVICE = "JSON strings must be valid Unicode in UTF-8; send other bytes as a binary tensor."
+_UTF8_ADVICE = (
+    "JSON strings must be valid Unicode in UTF-8. Send a file to `generate` with `curl -F NAME=@FILE`, or other bytes to `infer` as a "
+    "binary tensor, a single one with the header `Inference-Header-Content-Length: 0`."
+)
 
 _MOST_MEMBERS, _LONGEST_NAME = 20, 40
 _NAME_SIMILARITY = 0.6
