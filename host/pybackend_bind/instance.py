@@ -91,8 +91,9 @@ class Bound:
                 f"the function of model '{name}' must return a dictionary of arrays for each request, and returned "
                 f"{type(result).__name__}"
             )
+        self._check_names(result, wanted)
         if self.strict:
-            self._check(result, wanted)
+            self._check(result)
         tensors = []
         for output, array in result.items():
             if not isinstance(output, str) or not isinstance(array, np.ndarray):
@@ -105,17 +106,28 @@ class Bound:
                 raise PyTritonValidationError(f"output '{output}' of model '{name}': {error}") from None
         return tensors
 
-    def _check(self, result: Mapping[Any, Any], wanted: Sequence[str]) -> None:
-        """Compare the outputs with those of ``bind``, and with those that the client wants. Raises PyTritonValidationError: they differ."""
+    def _check_names(self, result: Mapping[Any, Any], wanted: Sequence[str]) -> None:
+        """Compare names with those of ``bind``, and of what the client wants. Raises PyTritonValidationError: they differ."""
+        name, outputs = self.config.model_name, [output.name for output in self.config.outputs]
+        unknown = [output for output in result if output not in outputs]
+        if unknown:
+            raise PyTritonValidationError(
+                f"the function of model '{name}' returned an output {unknown[0]!r}, which was not bound: {', '.join(map(str, outputs))}"
+            )
+        lacking = [output for output in outputs if output in wanted and output not in result]
+        if lacking and not self.config.decoupled:
+            raise PyTritonValidationError(
+                f"the function of model '{name}' returned no output '{lacking[0]}', which was bound. It returned "
+                f"{', '.join(map(repr, result)) or 'an empty dictionary'}"
+            )
+
+    def _check(self, result: Mapping[Any, Any]) -> None:
+        """Compare types and shapes of outputs with those of ``bind``. Raises PyTritonValidationError: they differ."""
         name, outputs = self.config.model_name, {each.name: each for each in self.config.outputs}
         for output, array in result.items():
-            bound = outputs.get(output)
-            if bound is None:
-                raise PyTritonValidationError(
-                    f"the function of model '{name}' returned an output {output!r}, which was not bound: {', '.join(map(str, outputs))}"
-                )
             if not isinstance(array, np.ndarray):
                 continue
+            bound = outputs[output]
             numpy = bound.datatype.numpy
             is_same = array.dtype.kind in "OSU" if bound.datatype.name == "BYTES" else array.dtype == numpy
             if not is_same:
@@ -128,12 +140,6 @@ class Bound:
                     f"output '{output}' of model '{name}' was bound with shape {list(bound.shape)}, and the function returned "
                     f"{list(shape)}{' without the batch dimension' if self.config.batching else ''}"
                 )
-        lacking = [output for output in outputs if output in wanted and output not in result]
-        if lacking and not self.config.decoupled:
-            raise PyTritonValidationError(
-                f"the function of model '{name}' returned no output '{lacking[0]}', which was bound. It returned "
-                f"{', '.join(map(repr, result)) or 'an empty dictionary'}"
-            )
 
     def failure(self, error: BaseException) -> TritonError:
         """The error for clients. Tracebacks are for the log alone."""

@@ -232,13 +232,13 @@ class Triton:
         outputs: Sequence[Tensor],
         model_version: int = 1,
         config: ModelConfig | None = None,
-        strict: bool = True,
+        strict: bool = False,
         trace_config: list[str] | None = None,
     ) -> None:
         """Serve a function as a model, now or from :meth:`run` on; several functions are instances that run at the same time.
 
         A function gets a list of requests, and returns a list with a dictionary of arrays for each; see the decorators for other
-        forms. ``strict=False`` passes on what differs from ``outputs``. ``trace_config`` is the server's: see :class:`TritonConfig`.
+        forms. ``strict`` compares the types and shapes of what it returns with ``outputs``; names are compared in any case. ``trace_config`` is the server's: see :class:`TritonConfig`.
 
         Raises PyTritonError: an argument is wrong, the name is taken, or the server cannot load the model.
         """

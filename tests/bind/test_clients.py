@@ -87,9 +87,7 @@ def addresses() -> Iterator[dict[str, str]]:
         triton.bind("add_one", add_one, PAIR, SUM, config=ModelConfig(batching=False))
         triton.bind("count", count, PAIR[:1], SUM, config=ModelConfig(decoupled=True))
         triton.bind("fail", fail, PAIR[:1], SUM)
-        triton.bind(
-            "scalar", lambda requests: [{"sum": np.array(1, np.float32)}] * len(requests), PAIR[:1], SUM, strict=False
-        )
+        triton.bind("scalar", lambda requests: [{"sum": np.array(1, np.float32)}] * len(requests), PAIR[:1], SUM)
         yield {"http": triton.addresses["http"], "grpc": f"grpc://{triton.addresses['grpc']}"}
         GO_ON.set()
 
