@@ -42,7 +42,8 @@ sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The threads of OpenBLAS, which start with numpy, look for work without a pause for a tenth of a second before they sleep.
+# The threads of OpenBLAS, which start with numpy, look for work without a pause for a tenth of a second before they
+# sleep.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 # A property is tried with the same examples in every run, or a new one could stop a change that has nothing to do with
@@ -79,7 +80,8 @@ def _has_cuda_device() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its folder's kind; skip those marked ``torch``, ``gpu``, ``around`` or ``one_process`` where there is none."""
+    """Mark each test with its folder's kind; skip those marked ``torch``, ``gpu``, ``around`` or ``one_process`` where
+    there is none."""
     missing = {}
     if importlib.util.find_spec("torch") is None:
         missing["torch"] = pytest.mark.skip(reason="torch is not installed")
@@ -128,8 +130,8 @@ def _reap(pids: Iterable[int]) -> None:
 def no_process_is_left_behind() -> object:
     """Whatever a test starts has ended soon after the last test of this process.
 
-    A process that ends after the event loop of its engine has nobody else to reap it. One helper of the standard library
-    lives as long as its interpreter, by design.
+    A process that ends after the event loop of its engine has nobody else to reap it. One helper of the standard
+    library lives as long as its interpreter, by design.
     """
     before = _children()
     with starts(warm=True):

@@ -1,4 +1,5 @@
-"""Serves the models of add_sub by the command `tritonserver`, as scripts written for Triton do, and runs the client of add_sub."""
+"""Serves the models of add_sub by the command `tritonserver`, as scripts written for Triton do, and runs the client of
+add_sub."""
 
 import argparse
 import re

@@ -21,7 +21,8 @@ from pybackend_wire.installation import install_command
 VISIBLE, LIBRARIES = "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"
 
 ANSWER_LIMIT_S = 60.0
-"""How long the driver may take to name its GPUs. Without NVIDIA's persistence daemon it first wakes each for seconds."""
+"""How long the driver may take to name its GPUs. Without NVIDIA's persistence daemon it first wakes each for seconds.
+"""
 
 _CONTROL, _CAPABILITIES = "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap"
 _COMMON_FILES = (_CONTROL, "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
@@ -116,12 +117,18 @@ class Gpus:
 
 
 def needed_mode(path: str) -> int:
-    """The access that a process needs to a device file, as for ``os.access``. A file that grants a part of a GPU is only read."""
+    """The access that a process needs to a device file, as for ``os.access``.
+
+    A file that grants a part of a GPU is only read.
+    """
     return os.R_OK if path.startswith(_CAPABILITIES) else os.R_OK | os.W_OK
 
 
 def find_gpus(environment: Mapping[str, str] = os.environ) -> Gpus:
-    """Ask the driver for the GPUs that this process may use. Blocking; a driver that hangs is given up after a minute."""
+    """Ask the driver for the GPUs that this process may use.
+
+    Blocking; a driver that hangs is given up after a minute.
+    """
     if environment.get("TRITON_SERVER_CPU_ONLY"):
         return Gpus(reason="TRITON_SERVER_CPU_ONLY is set: the server uses no GPU.")
     if not (os.path.exists(_CONTROL) or (_DRIVER / "version").exists()):
@@ -183,8 +190,8 @@ def _devices(library: Any, number: int, count: int) -> Iterator[Gpu]:
     parts = _parts(library, handle)
     if parts is None:
         uuid, name = library.nvmlDeviceGetUUID(handle), library.nvmlDeviceGetName(handle)
-        # A number depends on the order and on what else the process reaches, so it is used only where neither can matter:
-        # some libraries read nothing else.
+        # A number depends on the order and on what else the process reaches, so it is used only where neither can
+        # matter: some libraries read nothing else.
         visible = str(number) if count == 1 else uuid
         yield Gpu(uuid, visible, name, _memory_bytes(library, handle), (file,))
     for part in parts or ():

@@ -1,7 +1,7 @@
 """Callbacks deferred until a stub's messages are handled, or else until the event loop's next iteration.
 
-A request passes the scheduler and a socket, and a call between models passes them twice. Without this, each would wait for the
-loop to poll for other events first.
+A request passes the scheduler and a socket, and a call between models passes them twice. Without this, each would wait
+for the loop to poll for other events first.
 """
 
 import asyncio
@@ -11,7 +11,9 @@ from weakref import WeakValueDictionary
 
 
 class LoopTurn:
-    """Defers callbacks: while messages of a stub are handled, until right after them; otherwise to the loop's next iteration.
+    """Defers callbacks: while messages of a stub are handled, until right after them.
+
+    Otherwise to the loop's next iteration.
 
     Callbacks that these defer follow at once: what one iteration's requests lead to leaves in the next.
     """
@@ -50,7 +52,8 @@ class LoopTurn:
 
 
 _turns: WeakValueDictionary[int, LoopTurn] = WeakValueDictionary()
-"""By the loop's id: a turn keeps its loop alive, and its users keep the turn. A dictionary of loops would keep both for ever."""
+"""By the loop's id: a turn keeps its loop alive, and its users keep the turn. A dictionary of loops would keep both for
+ever."""
 
 
 def loop_turn_of(loop: asyncio.AbstractEventLoop) -> LoopTurn:

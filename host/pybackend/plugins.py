@@ -113,7 +113,8 @@ CLOUDS: PluginRow[FurtherPorts] = PluginRow(
 OTHER_SERVERS: PluginRow[Callable[[Path], OtherServers]] = PluginRow(
     "calls of models to those of other servers", "pybackend_addons.ray.pool_calls", "POOLS"
 )
-"""Makes the way to the servers that a file names. Raises ServerError: the file cannot be read, or a library is missing."""
+"""Makes the way to the servers that a file names. Raises ServerError: the file cannot be read, or a library is missing.
+"""
 
 FRAMEWORK_FILES: PluginRow[Callable[[Path], str | None]] = PluginRow(
     "models from files of frameworks", "pybackend_tools.importing.detection", "title_of"

@@ -1,6 +1,7 @@
 """The memory of things that recur: a dict with bounds, and the rule that what comes once is not worth a place.
 
-All that is remembered of requests and answers is in one of these. ``docs/architecture/hot-path.md`` lists them with their bounds.
+All that is remembered of requests and answers is in one of these. ``docs/architecture/hot-path.md`` lists them with
+their bounds.
 """
 
 from collections.abc import Hashable
@@ -15,12 +16,14 @@ _SEEN_PER_ENTRY = 4
 
 
 class Recurring(dict[K, V]):
-    """A dict with at most ``most`` entries, of ``largest_bytes`` each. It is a dict because the hot path looks things up in it.
+    """A dict with at most ``most`` entries, of ``largest_bytes`` each.
+
+    It is a dict because the hot path looks things up in it.
 
     Entries whose size the model's configuration bounds take none of these bytes.
 
-    If it is full, a new entry takes the place of a random one. If more things recur than it holds, most of them are then still
-    found; if the oldest one had to go, each would be gone when it is needed.
+    If it is full, a new entry takes the place of a random one. If more things recur than it holds, most of them are
+    then still found; if the oldest one had to go, each would be gone when it is needed.
     """
 
     def __init__(self, most: int, largest_bytes: int = 0) -> None:
@@ -31,7 +34,10 @@ class Recurring(dict[K, V]):
         self._seen: set[int] = set()
 
     def comes_again(self, what: Hashable) -> bool:
-        """True from the second time on. Ask before you remember what may differ each time: it then pushes nothing out."""
+        """True from the second time on.
+
+        Ask before you remember what may differ each time: it then pushes nothing out.
+        """
         found, seen = hash(what), self._seen
         if found in seen:
             return True

@@ -20,7 +20,8 @@ COMMAND_LINE, DEFAULT = "command line", "default"
 
 
 Visitor = Callable[[str], int]
-"""Uses a server for as long as it runs: takes the URL, such as ``http://127.0.0.1:8000``, and returns an exit status."""
+"""Uses a server for as long as it runs: takes the URL, such as ``http://127.0.0.1:8000``, and returns an exit status.
+"""
 
 Serve = Callable[[Settings, Visitor | None], int]
 """Runs a server in this process until a signal arrives, or a visitor returns, and returns the exit status."""
@@ -32,8 +33,8 @@ class Runner(FlagOwner, Protocol):
     def prepare(self, given: argparse.Namespace, sources: Sequence[Given], settings: Settings) -> Callable[[], int]:
         """The function that runs the servers of a command line, and returns the exit status.
 
-        ``settings`` are those of one server with the flags that ``given`` and ``sources`` have. Raises ServerError if a flag
-        cannot be used so.
+        ``settings`` are those of one server with the flags that ``given`` and ``sources`` have. Raises ServerError if a
+        flag cannot be used so.
         """
         ...
 

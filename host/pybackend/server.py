@@ -1,7 +1,7 @@
 """The composition root: builds all components, starts them in order and stops them in reverse order.
 
-It changes nothing of its process but the log, so that a server can live in a process that is not its own; what else a command
-does to its process is in :mod:`pybackend.cli.process_setup`.
+It changes nothing of its process but the log, so that a server can live in a process that is not its own; what else a
+command does to its process is in :mod:`pybackend.cli.process_setup`.
 """
 
 from __future__ import annotations
@@ -136,8 +136,9 @@ class Server:
     async def run(self, on_ready: Callable[[], None], *, is_told: bool = True, takes_signals: bool = True) -> int:
         """Serve until :meth:`stop`, and return the exit status.
 
-        ``on_ready`` is called once the models are loaded and the server is ready. ``is_told``: the reader of an error has
-        read the log. ``takes_signals``: a second one ends it at once. Raises ServerError: a port is unavailable, or a model failed to load and the server must exit.
+        ``on_ready`` is called once the models are loaded and the server is ready. ``is_told``: the reader of an error
+        has read the log. ``takes_signals``: a second one ends it at once. Raises ServerError: a port is unavailable, or
+        a model failed to load and the server must exit.
         """
         asyncio.get_running_loop().set_exception_handler(log_unexpected)
         if self._cache is not None:

@@ -37,9 +37,11 @@ class ModelControlMode(StrEnum):
 
 
 _CORES_OF_ONE_PROCESS, _CORES_PER_FRONT_END, _MOST_USEFUL_FRONT_ENDS = 4, 4, 4
-"""Up to so many cores, the server's process and those of models have enough work for all; beyond, one of four accepts connections.
+"""Up to so many cores, the server's process and those of models have enough work for all; beyond, one of four accepts
+connections.
 
-The server's process, which schedules, is busy before four front ends are: each spends one to two times as much on a request.
+The server's process, which schedules, is busy before four front ends are: each spends one to two times as much on a
+request.
 """
 
 
@@ -338,10 +340,11 @@ class Settings:
     environments: EnvironmentSettings = EnvironmentSettings()  # environments named by models
     sandbox: SandboxSettings = SandboxSettings()  # how strongly models are isolated
     client_shared_memory: bool = False  # clients may register shared memory of this machine
-    # what packages around the server have decided by their own flags, by the names of their rows in :mod:`pybackend.plugins`
+    # what packages around the server have decided by their own flags, by the names of their rows in
+    # :mod:`pybackend.plugins`
     extensions: Mapping[str, object] = field(default_factory=dict)
-    # the socket of the program whose functions are the models of the first repository, see :mod:`pybackend.process.caller`; None:
-    # all models have code
+    # the socket of the program whose functions are the models of the first repository, see
+    # :mod:`pybackend.process.caller`; None: all models have code
     caller: int | None = None
     warnings: tuple[str, ...] = ()  # sentences about flags that have no effect, for the log
     # name, value without secrets, and source of each flag

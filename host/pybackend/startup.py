@@ -20,8 +20,8 @@ Serve = Callable[[Settings, RepositoryScan, StubLauncher, RemoteRepositories], i
 def serve_prepared(settings: Settings, serve: Serve, *, own_process: bool = True) -> int:
     """Prepare, serve, and leave nothing behind.
 
-    Unless it is its ``own_process``, the process stays as it is: orphans do not become its children, and stubs are started
-    instead of forked. Raises PybackendError if the server cannot start.
+    Unless it is its ``own_process``, the process stays as it is: orphans do not become its children, and stubs are
+    started instead of forked. Raises PybackendError if the server cannot start.
     """
     remote = remote_repositories(settings.cloud_repositories)
     asyncio.run(remote.open())
@@ -32,7 +32,10 @@ def serve_prepared(settings: Settings, serve: Serve, *, own_process: bool = True
 
 
 def remote_repositories(settings: CloudRepositorySettings) -> RemoteRepositories:
-    """The repositories that are not on this machine; to be opened. Raises ServerError: they cannot be reached from here."""
+    """The repositories that are not on this machine; to be opened.
+
+    Raises ServerError: they cannot be reached from here.
+    """
     if not settings.urls:
         return RemoteRepositories()
     return STORAGE.load().repositories(settings.urls, settings.cache_directory)

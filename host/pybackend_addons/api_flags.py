@@ -1,4 +1,7 @@
-"""The flags of further APIs: rows of :mod:`pybackend.plugins`. They are apart, because they are read before the web stack is imported."""
+"""The flags of further APIs: rows of :mod:`pybackend.plugins`.
+
+They are apart, because they are read before the web stack is imported.
+"""
 
 import argparse
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,8 @@
 """Serves functions of a Python program as models, by the names of the package ``pytriton``.
 
-``Triton`` starts a server beside the program. Functions stay in the program, with their weights: each instance is a thread of it, and
-towards the server an unconfined stub on the ordinary wire. The server knows them by a socket, and imports nothing of this package.
+``Triton`` starts a server beside the program. Functions stay in the program, with their weights: each instance is a
+thread of it, and towards the server an unconfined stub on the ordinary wire. The server knows them by a socket, and
+imports nothing of this package.
 """
 
 from pybackend_bind import client, model_config, triton

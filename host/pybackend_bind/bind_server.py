@@ -96,7 +96,10 @@ class ServerProcess:
             raise PyTritonRuntimeError(f"the server cannot start: {self._failure}" if self._failure else self.end)
 
     def load(self, model: str) -> None:
-        """Have it load a model. Raises PyTritonModelConfigError: it cannot be loaded; PyTritonRuntimeError: the server has ended."""
+        """Have it load a model.
+
+        Raises PyTritonModelConfigError: it cannot be loaded; PyTritonRuntimeError: the server has ended.
+        """
         with suppress(OSError):  # it has ended
             self._socket.send(packet(LOAD, model=model))
         with self._changed:

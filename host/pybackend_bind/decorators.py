@@ -1,7 +1,8 @@
 """Decorators for bound functions: from a list of requests to keyword arguments with arrays, and back.
 
-A decorator nearer to the function sees what those above it have made of the requests: ``@fill_optionals`` and ``@group_by_keys``
-come before ``@batch``, ``@group_by_values`` and ``@pad_batch`` after it, ``@first_value`` on either side.
+A decorator nearer to the function sees what those above it have made of the requests: ``@fill_optionals`` and
+``@group_by_keys`` come before ``@batch``, ``@group_by_values`` and ``@pad_batch`` after it, ``@first_value`` on either
+side.
 """
 
 from __future__ import annotations
@@ -118,7 +119,10 @@ def sample(function: Callable[..., Any], requests: Sequence[Any], /, *args: Any,
 
 @_decorator
 def batch(function: Callable[..., Any], requests: Sequence[Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call once with the inputs of all requests by name, joined along their first dimension; split its results likewise."""
+    """Call once with the inputs of all requests by name, joined along their first dimension.
+
+    Split its results likewise.
+    """
     names = requests[0].keys()
     if any(request.keys() != names for request in requests):
         raise PyTritonValidationError(

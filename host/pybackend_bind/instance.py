@@ -107,7 +107,10 @@ class Bound:
         return tensors
 
     def _check_names(self, result: Mapping[Any, Any], wanted: Sequence[str]) -> None:
-        """Compare names with those of ``bind``, and of what the client wants. Raises PyTritonValidationError: they differ."""
+        """Compare names with those of ``bind``, and of what the client wants.
+
+        Raises PyTritonValidationError: they differ.
+        """
         name, outputs = self.config.model_name, [output.name for output in self.config.outputs]
         unknown = [output for output in result if output not in outputs]
         if unknown:
@@ -191,7 +194,10 @@ class _Model:
 
 
 class _StreamingModel:
-    """The same for a function that yields any number of results. While one stream waits, others of the instance go on."""
+    """The same for a function that yields any number of results.
+
+    While one stream waits, others of the instance go on.
+    """
 
     def __init__(self, bound: Bound, function: Callable[..., Any]) -> None:
         self._bound = bound

@@ -194,8 +194,9 @@ _RESTRICTIONS = ("PYBACKEND_HTTP_RESTRICTED_API", "PYBACKEND_GRPC_RESTRICTED_PRO
 class Triton:
     """A server beside this process, whose models are functions that run here, each instance in a thread.
 
-    Any thread may call its methods. ``workspace`` is a directory for the files of the server; it may be deleted after ``stop``.
-    Without a ``security_config``, a new token restricts what that restricts by itself, unless settings of the server restrict routes.
+    Any thread may call its methods. ``workspace`` is a directory for the files of the server; it may be deleted after
+    ``stop``. Without a ``security_config``, a new token restricts what that restricts by itself, unless settings of the
+    server restrict routes.
     """
 
     def __init__(
@@ -235,10 +236,13 @@ class Triton:
         strict: bool = False,
         trace_config: list[str] | None = None,
     ) -> None:
-        """Serve a function as a model, now or from :meth:`run` on; several functions are instances that run at the same time.
+        """Serve a function as a model, now or from :meth:`run` on.
 
-        A function gets a list of requests, and returns a list with a dictionary of arrays for each; see the decorators for other
-        forms. ``strict`` compares the types and shapes of what it returns with ``outputs``; names are compared in any case. ``trace_config`` is the server's: see :class:`TritonConfig`.
+        Several functions are instances that run at the same time.
+
+        A function gets a list of requests, and returns a list with a dictionary of arrays for each; see the decorators
+        for other forms. ``strict`` compares the types and shapes of what it returns with ``outputs``; names are
+        compared in any case. ``trace_config`` is the server's: see :class:`TritonConfig`.
 
         Raises PyTritonError: an argument is wrong, the name is taken, or the server cannot load the model.
         """
@@ -344,8 +348,9 @@ class Triton:
     def serve(self, monitoring_period_s: float = 10.0) -> None:
         """Start the server, and wait until :meth:`stop`, Ctrl-C or SIGTERM, then stop it.
 
-        ``monitoring_period_s`` has no effect: the end of the server shows at once. Raises PyTritonRuntimeError: the server has ended
-        by itself, perhaps before this call; PyTritonUnrecoverableError: a function has raised it, likewise.
+        ``monitoring_period_s`` has no effect: the end of the server shows at once. Raises PyTritonRuntimeError: the
+        server has ended by itself, perhaps before this call; PyTritonUnrecoverableError: a function has raised it,
+        likewise.
         """
         with _termination() as was_terminated:
             try:

@@ -84,7 +84,9 @@ class _Base(Generic[_ModelT]):
         timeout_s: float | None = None,
         repeatable: bool = False,
     ) -> _ModelT:
-        """A model, and what its requests say beside their inputs. Requests that are ``repeatable`` may be executed twice.
+        """A model, and what its requests say beside their inputs.
+
+        Requests that are ``repeatable`` may be executed twice.
 
         ``timeout_s`` is the time for a request; of a stream, for each response.
         """
@@ -167,10 +169,12 @@ class Model(_Model):
 
 
 class Client(_Base[Model]):
-    """A server, for threads. The URL chooses the protocol: ``http://``, ``https://``, ``unix:/path``, ``grpc://``, ``grpcs://``.
+    """A server, for threads.
 
-    ``tls`` is an ``ssl.SSLContext`` for HTTP, and channel credentials of grpcio for gRPC; the default trusts the certificates that
-    this machine trusts.
+    The URL chooses the protocol: ``http://``, ``https://``, ``unix:/path``, ``grpc://``, ``grpcs://``.
+
+    ``tls`` is an ``ssl.SSLContext`` for HTTP, and channel credentials of grpcio for gRPC; the default trusts the
+    certificates that this machine trusts.
     """
 
     _model = Model
@@ -202,7 +206,10 @@ class Client(_Base[Model]):
     def request(
         self, method: str, path: str, document: Any = None, *, timeout_s: float | None = None, repeatable: bool = False
     ) -> Any:
-        """The JSON document at any path, such as ``/v2/repository/index``; None if the answer is empty. Over HTTP only."""
+        """The JSON document at any path, such as ``/v2/repository/index``; None if the answer is empty.
+
+        Over HTTP only.
+        """
         call = self.codec.route(method, path, document)
         return self.send(call, self.timeout_s if timeout_s is None else timeout_s, repeatable=repeatable)
 

@@ -120,7 +120,10 @@ class Reply:
 
 
 class Address:
-    """The place of a server. Raises ValueError if the URL is none; ``http://`` may be left out, and ``unix:`` names a socket."""
+    """The place of a server.
+
+    Raises ValueError if the URL is none; ``http://`` may be left out, and ``unix:`` names a socket.
+    """
 
     def __init__(self, url: str) -> None:
         self.path = ""  # of the socket, "" for a host

@@ -33,7 +33,8 @@ _FRONT_END_GAUGES = {
     "pybackend_front_end_cpu_seconds_total": "cpu_s",
 }
 _RECENT, _WINDOW = "pybackend_recent_execution_seconds", "nv_inference_compute_infer_summary_us"
-"""The families with them: of every server of ours, and of those with ``--metrics-config=summary_latencies=true``, whose pages have both."""
+"""The families with them: of every server of ours, and of those with ``--metrics-config=summary_latencies=true``, whose
+pages have both."""
 
 _BATCHES = "pybackend_batches_total"
 

@@ -157,7 +157,10 @@ def _failure(error: Any, url: str, timeout_s: float) -> ClientError:
 
 
 class _Patience:
-    """Cancels a call for threads when one of its responses is late: grpcio has no such limit. Its own thread watches."""
+    """Cancels a call for threads when one of its responses is late: grpcio has no such limit.
+
+    Its own thread watches.
+    """
 
     def __init__(self, cancel: Callable[[], object], timeout_s: float) -> None:
         self.is_over = False

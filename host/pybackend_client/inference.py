@@ -1,7 +1,7 @@
 """One inference request, from the model's metadata to the response's tensors.
 
-The server's error is an InferenceError. Inputs that do not fit the model, or a server that does not follow the protocol,
-are a ServerError.
+The server's error is an InferenceError. Inputs that do not fit the model, or a server that does not follow the
+protocol, are a ServerError.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ def infer_json(connection: Connection, request: Request) -> Any:
 
 
 def infer_stream(connection: Connection, request: Request) -> Iterator[Any]:
-    """Ask a decoupled model, by its ``generate_stream`` route. Yields the JSON object of each response as it arrives."""
+    """Ask a decoupled model, by its ``generate_stream`` route.
+
+    Yields the JSON object of each response as it arrives.
+    """
     path = model_path(request.model, request.version)
     wanted = wanted_tensors(connection, request)
     document: dict[str, Any] = {"parameters": dict(request.parameters)}

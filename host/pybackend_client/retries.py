@@ -14,9 +14,9 @@ from pybackend_client.errors import ClientError, ConnectionLostError, DeadlineEr
 class Retries:
     """The rules for requests that are sent again.
 
-    A request is sent again if the server has surely not executed it: there was no connection, or it said that it is unavailable.
-    A pause is a random part of a time that doubles. Each retry takes one from the budget, which all requests of a client share;
-    each request gives a part of one back.
+    A request is sent again if the server has surely not executed it: there was no connection, or it said that it is
+    unavailable. A pause is a random part of a time that doubles. Each retry takes one from the budget, which all
+    requests of a client share; each request gives a part of one back.
     """
 
     attempts: int = 3

@@ -34,7 +34,8 @@ class Sizes(NamedTuple):
 
 
 LADDER = (Sizes(4, 9), Sizes(1, 1), Sizes(8, 1), Sizes(32, 1), Sizes(224, 1))
-"""Sizes to try one after the other: a configuration does not state the sizes of a vocabulary or of the smallest image."""
+"""Sizes to try one after the other: a configuration does not state the sizes of a vocabulary or of the smallest image.
+"""
 
 
 def sample_request(

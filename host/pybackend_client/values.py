@@ -53,8 +53,8 @@ def read_tensor(text: str, wanted: ModelTensor) -> Tensor:
     """Read an input.
 
     ``text``: a JSON value; ``@FILE.npy`` or ``@FILE.json``; ``-`` for standard input; for a BYTES input also ``@FILE``,
-    whose contents become one element, or plain text. ``bytes:FILE`` is ``@FILE`` too, as for a model without a server. Raises ServerError if the value cannot be read, or does not fit
-    the input; the message names both sides.
+    whose contents become one element, or plain text. ``bytes:FILE`` is ``@FILE`` too, as for a model without a server.
+    Raises ServerError if the value cannot be read, or does not fit the input; the message names both sides.
     """
     return tensor_of(_read(text, wanted), wanted)
 

@@ -25,11 +25,14 @@ class ServerConnection:
     # --- bytes in ---
 
     def receive(self, data: bytes | bytearray | memoryview, offset: int = 0) -> int:
-        """Process a few frames from the client: it chooses how much work lies in one read. Receivers are called before this returns.
+        """Process a few frames from the client: it chooses how much work lies in one read.
 
-        Returns where the rest begins; the next call must go on there. Nothing of ``data`` is kept, except that payloads may be delivered as
-        views of it (see ``StreamReceiver.on_data``). After the connection was closed, bytes are ignored. A RemoteProtocolError closes it: the
-        client broke a rule or exceeded a bound. Write the output (it tells the client why), close the transport and call :meth:`connection_lost`.
+        Receivers are called before this returns.
+
+        Returns where the rest begins; the next call must go on there. Nothing of ``data`` is kept, except that payloads
+        may be delivered as views of it (see ``StreamReceiver.on_data``). After the connection was closed, bytes are
+        ignored. A RemoteProtocolError closes it: the client broke a rule or exceeded a bound. Write the output (it
+        tells the client why), close the transport and call :meth:`connection_lost`.
         """
         try:
             return self._incoming.receive(data, offset)
@@ -56,13 +59,17 @@ class ServerConnection:
     def expected_payload(self) -> tuple[Stream, int] | None:
         """The stream whose DATA frame has arrived in part, and how many bytes of its payload follow next on the wire.
 
-        They may be read from the socket into memory of the user's choice, and :meth:`payload_stored` then takes the place of
-        :meth:`receive`. ``on_data`` is called only for the end of the request, with no bytes. They must be given back like others.
+        They may be read from the socket into memory of the user's choice, and :meth:`payload_stored` then takes the
+        place of :meth:`receive`. ``on_data`` is called only for the end of the request, with no bytes. They must be
+        given back like others.
         """
         return self._incoming.expected_payload
 
     def payload_stored(self, count: int) -> None:
-        """The next ``count`` bytes of the :attr:`expected_payload` were received elsewhere; raises as :meth:`receive` does."""
+        """The next ``count`` bytes of the :attr:`expected_payload` were received elsewhere.
+
+        Raises as :meth:`receive` does.
+        """
         try:
             self._incoming.payload_stored(count)
         except RemoteProtocolError as error:
@@ -80,8 +87,8 @@ class ServerConnection:
     def take_output(self, limit_bytes: int = 256 * 1024) -> list[bytes | memoryview]:
         """Return what must be written next, in order. Small pieces are joined: the answers of a turn are one ``bytes``.
 
-        Call it when the transport has room, and only then: what stays here is shared out fairly among the streams. Beyond about the limit
-        no more data is taken from streams; everything but data is always returned.
+        Call it when the transport has room, and only then: what stays here is shared out fairly among the streams.
+        Beyond about the limit no more data is taken from streams; everything but data is always returned.
         """
         return self._sender.take(limit_bytes)
 
@@ -125,10 +132,12 @@ class ServerConnection:
         self._sender.pieces.append(frames.frame(frames.PING, 0, 0, payload))
 
     def begin_shutdown(self) -> None:
-        """Ask the client to make no further requests (RFC 9113 section 6.8). Requests that are on their way are still accepted.
+        """Ask the client to make no further requests (RFC 9113 section 6.8).
 
-        A PING follows, and its acknowledgement proves that nothing more is on its way: then :meth:`finish_shutdown` is called. Call it
-        yourself if the client takes too long.
+        Requests that are on their way are still accepted.
+
+        A PING follows, and its acknowledgement proves that nothing more is on its way: then :meth:`finish_shutdown` is
+        called. Call it yourself if the client takes too long.
         """
         core = self._core
         if not core.is_shutting_down and not core.is_closed:
@@ -153,7 +162,10 @@ class ServerConnection:
         return is_shut and not self.has_output
 
     def close(self, code: int = ErrorCode.NO_ERROR, debug: bytes = b"") -> None:
-        """End the connection at once: nothing more is received. Write the output, close the transport, call :meth:`connection_lost`."""
+        """End the connection at once: nothing more is received.
+
+        Write the output, close the transport, call :meth:`connection_lost`.
+        """
         core = self._core
         if not core.is_closed:
             core.is_closed = core.is_refusing = True
@@ -166,7 +178,8 @@ class ServerConnection:
         core = self._core
         self._incoming.watch_order()
         core.is_closed = core.is_refusing = True
-        # The receiver refers to the connection, and so does the traceback of the error: without a cut, they would outlast it.
+        # The receiver refers to the connection, and so does the traceback of the error: without a cut, they would
+        # outlast it.
         error, core.error = core.error, None
         if hasattr(core, "receiver"):  # a transport may say it twice
             del core.receiver

@@ -162,7 +162,8 @@ class ControlFrames:
         if not stream_id or self._core.is_idle(stream_id):
             raise protocol_error(section, f"{what} on stream {stream_id}, which was never opened")
 
-    # Functions, and not methods of one object: a table of these would keep the object alive until the garbage collector runs.
+    # Functions, and not methods of one object: a table of these would keep the object alive until the garbage collector
+    # runs.
     _handlers: Final = {
         frames.PRIORITY: _priority,
         frames.RST_STREAM: _rst_stream,

@@ -1,7 +1,7 @@
 """The state of one connection: its streams, windows and settings, and the ways in which they end.
 
-The parts of the package share it: received frames change it, streams send through it, and ``ServerConnection`` shows a part of it
-to the user.
+The parts of the package share it: received frames change it, streams send through it, and ``ServerConnection`` shows a
+part of it to the user.
 """
 
 from typing import Final
@@ -29,8 +29,9 @@ class ConnectionReceiver:
     ) -> StreamReceiver | None:
         """A request with a small body, between two offsets, has arrived in one piece, and its head has ``takes_whole``.
 
-        Its bytes have been given back. Returns the receiver of all further events of this stream. None if the request must be heard of by
-        :meth:`on_request` and the methods of a stream's receiver; then nothing was sent on the stream.
+        Its bytes have been given back. Returns the receiver of all further events of this stream. None if the request
+        must be heard of by :meth:`on_request` and the methods of a stream's receiver; then nothing was sent on the
+        stream.
         """
         return None
 

@@ -1,7 +1,8 @@
 """Decompression of header blocks (RFC 7541).
 
-``hpack`` has a decoder too. It makes objects of every field of every block, at 2 microseconds each. In this one a field that the client has
-sent before is an index into a list, and one that is new costs its text. The errors are those of ``hpack``.
+``hpack`` has a decoder too. It makes objects of every field of every block, at 2 microseconds each. In this one a field
+that the client has sent before is an index into a list, and one that is new costs its text. The errors are those of
+``hpack``.
 """
 
 from collections.abc import Callable

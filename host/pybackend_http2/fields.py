@@ -62,7 +62,10 @@ Fault = tuple[str, str]
 
 
 class Field:
-    """A received field. It is checked once, when it is received as text; repetitions are indexes into a table of fields."""
+    """A received field.
+
+    It is checked once, when it is received as text; repetitions are indexes into a table of fields.
+    """
 
     __slots__ = ("_may_be_padded", "is_plain", "is_pseudo", "mark", "pair", "pseudo_fault", "size")
 

@@ -1,7 +1,8 @@
 """Header blocks of answers: encoded once, sent as often as needed.
 
-The encoding uses the static table only (RFC 7541 appendix A) and never adds to the peer's dynamic table. So a block is the same
-bytes on every connection and at every time: make blocks that repeat once, and keep them. The price is some tens of bytes per answer.
+The encoding uses the static table only (RFC 7541 appendix A) and never adds to the peer's dynamic table. So a block is
+the same bytes on every connection and at every time: make blocks that repeat once, and keep them. The price is some
+tens of bytes per answer.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class HeaderBlock:
         first, last: the beginnings of its HEADERS frame, without and with END_STREAM.
 
     Raises:
-        LocalProtocolError: a field must not be sent in HTTP/2, or the block does not fit a frame of the size that every peer accepts.
+        LocalProtocolError: a field must not be sent in HTTP/2, or the block does not fit a frame of the size that every
+            peer accepts.
     """
 
     __slots__ = ("encoded", "first", "last")

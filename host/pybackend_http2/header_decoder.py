@@ -1,9 +1,9 @@
 """Received header blocks: decompressed, checked, and remembered by their bytes.
 
-A client repeats its header blocks: once its encoder has put the fields into the dynamic table, each request is a handful of
-indexes. The meaning of such bytes stays the same as long as the table does. So a block that leaves the table as it was is remembered
-with its checked head, and a block that changes the table clears the memory. What such blocks say but for fields that nobody reads is
-remembered by :mod:`known_heads`.
+A client repeats its header blocks: once its encoder has put the fields into the dynamic table, each request is a
+handful of indexes. The meaning of such bytes stays the same as long as the table does. So a block that leaves the table
+as it was is remembered with its checked head, and a block that changes the table clears the memory. What such blocks
+say but for fields that nobody reads is remembered by :mod:`known_heads`.
 """
 
 import re
@@ -52,8 +52,8 @@ class HeaderDecoder:
     def request(self, block: bytes) -> RequestHead:
         """Decompress and check the header block of a request.
 
-        After a StreamError (a malformed request, or too large a header section) the dynamic table is still right. After any other
-        RemoteProtocolError it is not: the block cannot be decompressed.
+        After a StreamError (a malformed request, or too large a header section) the dynamic table is still right. After
+        any other RemoteProtocolError it is not: the block cannot be decompressed.
         """
         self.fields_apart = ()
         known = self.known.get(block) or self.known_otherwise(block)
@@ -68,7 +68,10 @@ class HeaderDecoder:
         return head
 
     def known_otherwise(self, block: bytes) -> RequestHead | None:
-        """The head of a block that is not in ``known``, if it is known but for fields that are not read. The block has then been decompressed."""
+        """The head of a block that is not in ``known``, if it is known but for fields that are not read.
+
+        The block has then been decompressed.
+        """
         heads = self._known_heads
         if heads is None:
             return None

@@ -1,8 +1,8 @@
 """Huffman coding of header blocks (RFC 7541 section 5.2 and appendix B).
 
-The code is a canonical one, as those of deflate are (RFC 1951), but for symbols of more than 15 bits, and they are rare. So zlib can decode it, in a
-tenth of the time that a loop takes. It reads a block with our code lengths, in which the end of the block has the code with
-which all longer ones begin. Deflate counts bits from the other end of each byte.
+The code is a canonical one, as those of deflate are (RFC 1951), but for symbols of more than 15 bits, and they are
+rare. So zlib can decode it, in a tenth of the time that a loop takes. It reads a block with our code lengths, in which
+the end of the block has the code with which all longer ones begin. Deflate counts bits from the other end of each byte.
 """
 
 import zlib

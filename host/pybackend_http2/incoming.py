@@ -1,7 +1,7 @@
 """From bytes to frames.
 
-Frames that lie whole in the received bytes are read where they lie. A frame that was cut is collected if it is small; the payload of
-DATA is passed on in the pieces in which it arrives and is never collected.
+Frames that lie whole in the received bytes are read where they lie. A frame that was cut is collected if it is small;
+the payload of DATA is passed on in the pieces in which it arrives and is never collected.
 
 Why receivers and no list of events: a unary call is two events, and an object for each with its place in a list and the
 test of its type costs more than the method call that replaces all three.
@@ -248,7 +248,10 @@ class Incoming:
         self._is_unfinished = self._payload is not None
 
     def _is_in_order(self, kind: int, flags: int, stream_id: int) -> bool:
-        """Whether the frame may be processed, which it may not after the connection was closed; raises if another had to come first."""
+        """Whether the frame may be processed, which it may not after the connection was closed.
+
+        Raises if another had to come first.
+        """
         if self._core.is_closed:
             return False
         if not self._settings_seen:

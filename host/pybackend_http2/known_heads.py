@@ -1,8 +1,9 @@
 """Heads that are known but for fields that nobody reads: the names of requests, trace contexts, cookies, user agents.
 
-Clients send such fields in literal form, or add them to the table and thus change what all indexes mean. So a head is not known by the bytes of
-its block, but by a key with a byte, the *mark*, for each field. Entries of the table have their marks in a string, by index: one call
-translates all indexes in a row, and a new entry moves the marks of the others.
+Clients send such fields in literal form, or add them to the table and thus change what all indexes mean. So a head is
+not known by the bytes of its block, but by a key with a byte, the *mark*, for each field. Entries of the table have
+their marks in a string, by index: one call translates all indexes in a row, and a new entry moves the marks of the
+others.
 
 A block that is not a known head, or that has anything unusual, changes nothing here and is decompressed as any other.
 """
@@ -37,7 +38,8 @@ _FIRST_MARK, _MOST_MARKS = 4, 124
 """Marks of fields that are read. Those above 0x80 are the indexes of the static table."""
 
 _LONGEST_FIELD_BYTES: Final = 512
-"""The longest field that is read, or to which an index leads. With the most marks this limits the memory of one connection to 64 KB."""
+"""The longest field that is read, or to which an index leads. With the most marks this limits the memory of one
+connection to 64 KB."""
 
 _OF_A_MARK_BYTES: Final = _LONGEST_FIELD_BYTES
 _MOST_KEYS_BYTES: Final = 64 * 1024
@@ -55,7 +57,10 @@ for _index in range(1, STATIC_LENGTH + 1):
 
 
 class Remembered(dict[bytes, V], Generic[V]):
-    """A dict with a bound in bytes: if there is no room, random entries go. Of things that take turns, most are then still found."""
+    """A dict with a bound in bytes: if there is no room, random entries go.
+
+    Of things that take turns, most are then still found.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         super().__init__()
@@ -124,7 +129,10 @@ class KnownHeads:
         self._table.marks = b""
 
     def find(self, block: bytes) -> RequestHead | None:
-        """The head in a block, if it is known; the table is then as the block leaves it. Otherwise None, and the table is as it was."""
+        """The head in a block, if it is known; the table is then as the block leaves it.
+
+        Otherwise None, and the table is as it was.
+        """
         table = self._table
         marks = table.marks or self._mark_entries()
         before: _Table | None = None
@@ -169,7 +177,10 @@ class KnownHeads:
         return [entries[_FIRST_INDEX - 1 - index].pair for index, mark in both if mark == _APART[0]]
 
     def _literal(self, block: bytes, at: int, mask: int) -> tuple[bytes, bytes, bytes, int]:
-        """Name, value and mark of a field in literal form, and the offset behind it. A LookupError if it is not known, or unusual."""
+        """Name, value and mark of a field in literal form, and the offset behind it.
+
+        A LookupError if it is not known, or unusual.
+        """
         index = block[at] & mask
         at += 1
         if index == mask:
@@ -226,7 +237,10 @@ class KnownHeads:
         return made
 
     def _use(self, name: bytes) -> bytes:
-        """Return the mark that stands for the use of a name. Fields are read if their names are no ordinary ones, or are HTTP/2's."""
+        """Return the mark that stands for the use of a name.
+
+        Fields are read if their names are no ordinary ones, or are HTTP/2's.
+        """
         use = Use.READS
         if self._use_of is not None and name not in OBEYED and NAME.match(name):
             use = self._use_of(name)

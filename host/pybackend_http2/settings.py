@@ -64,8 +64,8 @@ class Config:
     forgiven_resets_per_second: int = 100  # resets that a second gives back
     ping_rules: PingRules | None = None  # how often a peer may ping; None leaves PINGs to ``max_unproductive_frames``
     # makes name and value of a received field into those that are checked, kept and passed on; a value that must not be
-    # kept is replaced here, which depends on the name. Blanks that it leaves at the ends of a value are no fault. None leaves
-    # them as they are.
+    # kept is replaced here, which depends on the name. Blanks that it leaves at the ends of a value are no fault. None
+    # leaves them as they are.
     read_text: Callable[[bytes, bytes], tuple[bytes, bytes]] | None = None
     # heads of requests are remembered by their header blocks, and whole requests are recognised by them
     remembers_heads: bool = True

@@ -1,4 +1,7 @@
-"""One stream: a request and its answer (RFC 9113 section 5.1); and the output of all streams of a connection, in turns."""
+"""One stream: a request and its answer (RFC 9113 section 5.1).
+
+And the output of all streams of a connection, in turns.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ _JOINED_BYTES: Final = 4096
 """Shorter pieces are joined; longer ones are handed out as they are."""
 
 _LARGEST_TURN_BYTES: Final = 64 * 1024
-"""Of one stream, before the next one has its turn; peers accept frames of 16 KB by default. A stream without company has no such limit."""
+"""Of one stream, before the next one has its turn; peers accept frames of 16 KB by default. A stream without company
+has no such limit."""
 
 MOST_DIRECT_BYTES: Final = 64 * 1024
 """Data that bypasses the queues between two calls of :meth:`Sender.take`."""
@@ -41,14 +45,18 @@ class StreamState(Enum):
 
 
 class StreamReceiver:
-    """Hears about one stream; these methods do nothing. They may call any method of the stream and of its connection except ``receive``."""
+    """Hears about one stream; these methods do nothing.
+
+    They may call any method of the stream and of its connection except ``receive``.
+    """
 
     __slots__ = ()
 
     def on_data(self, payload: bytes | memoryview, ended: bool, /) -> None:
         """A piece of the request's body has arrived.
 
-        A memoryview is a part of the buffer that was given to ``receive``: if that is used again, it is valid only during this call.
+        A memoryview is a part of the buffer that was given to ``receive``: if that is used again, it is valid only
+        during this call.
         """
 
     def on_trailers(self, trailers: Fields, /) -> None:
@@ -57,7 +65,8 @@ class StreamReceiver:
     def on_reset(self, code: int, error: RemoteProtocolError | None, /) -> None:
         """The stream has gone before both sides had ended it. Nothing more is heard of it, and sends do nothing.
 
-        The code is the peer's if it reset the stream. The error is the rule that it broke on the stream or its connection, if it did.
+        The code is the peer's if it reset the stream. The error is the rule that it broke on the stream or its
+        connection, if it did.
         """
 
     def on_drained(self) -> None:
@@ -87,7 +96,8 @@ class StreamOwner(Protocol):
 class Stream:
     """A stream that a client has opened. Made by the connection; its user answers here.
 
-    Once a stream has gone (``on_reset``, or :meth:`reset`), sends do nothing: answers that are already on their way need no check.
+    Once a stream has gone (``on_reset``, or :meth:`reset`), sends do nothing: answers that are already on their way
+    need no check.
 
     Attributes:
         id: its number.
@@ -97,7 +107,8 @@ class Stream:
         waiting_bytes: data of the answer that waits for windows or for ``take_output``.
         sent_bytes: data of the answer that was handed out.
         lent_bytes: see :meth:`lend`.
-        fields_apart: those that the request's head lacks because they vary, see ``Use.READS_APART``; the head may as well have them.
+        fields_apart: those that the request's head lacks because they vary, see ``Use.READS_APART``; the head may as
+            well have them.
     """
 
     # Defaults of the class instead of slots that every stream fills: making a stream is a good part of a small call.
@@ -152,7 +163,9 @@ class Stream:
         self._responded(size)
 
     def respond_in(self, form: AnswerForm, size: int, pieces: Iterable[bytes | memoryview]) -> bool:
-        """Send a whole answer that repeats a form: the fastest way of all. False if nothing was sent: it has begun, or must wait.
+        """Send a whole answer that repeats a form: the fastest way of all.
+
+        False if nothing was sent: it has begun, or must wait.
 
         The size is that of the data, with the form's own part; the pieces, which vary in it, are copied.
         """
@@ -201,13 +214,16 @@ class Stream:
             self._sending_ended()
 
     def send_data(self, data: bytes | memoryview) -> bool:
-        """Send a piece of the body. Short ``bytes`` go out at once if the windows allow it; everything else waits in the queue.
+        """Send a piece of the body.
+
+        Short ``bytes`` go out at once if the windows allow it; everything else waits in the queue.
 
         A memoryview is not copied: its memory must stay as it is until ``on_drained`` and then until the transport has
-        sent what ``take_output`` handed out. After a reset the queue is dropped, and only pieces that were handed out count.
+        sent what ``take_output`` handed out. After a reset the queue is dropped, and only pieces that were handed out
+        count.
 
-        Returns False if data waits; ``on_drained`` follows unless the stream is reset. It is a LocalProtocolError if no head was sent, or if
-        the answer has ended.
+        Returns False if data waits; ``on_drained`` follows unless the stream is reset. It is a LocalProtocolError if no
+        head was sent, or if the answer has ended.
         """
         if not self._may_send():
             return True
@@ -237,7 +253,10 @@ class Stream:
         return False
 
     def send_trailers(self, trailers: HeaderBlock) -> None:
-        """End the answer with trailers, after all of its data. Trailers pass every window; errors are those of :meth:`send_data`."""
+        """End the answer with trailers, after all of its data.
+
+        Trailers pass every window; errors are those of :meth:`send_data`.
+        """
         if not self._may_send():
             return
         if not self.head_sent:
@@ -252,8 +271,8 @@ class Stream:
     def reset(self, code: int = ErrorCode.CANCEL) -> None:
         """End the stream at once in both directions, and drop what waits. ``on_reset`` is not called.
 
-        With NO_ERROR after a whole answer, it asks the client to stop sending its request (RFC 9113 section 8.1); data that still
-        waits is lost, so wait for ``on_drained``.
+        With NO_ERROR after a whole answer, it asks the client to stop sending its request (RFC 9113 section 8.1); data
+        that still waits is lost, so wait for ``on_drained``.
         """
         self._owner.reset_stream(self, code)
 
@@ -366,9 +385,10 @@ class Stream:
 class Sender:
     """The sending half of a connection: frames in order, and data that waits for windows and for its turn.
 
-    Small frames and small answers are appended to a list at once. Data that does not fit the windows, or lies in memory that is
-    not ours (views), waits in its stream's queue until :meth:`take` cuts it into frames, one per stream in turn, as far as the
-    windows and the caller's limit allow. So a large answer costs no memory beyond itself and delays no small one.
+    Small frames and small answers are appended to a list at once. Data that does not fit the windows, or lies in memory
+    that is not ours (views), waits in its stream's queue until :meth:`take` cuts it into frames, one per stream in
+    turn, as far as the windows and the caller's limit allow. So a large answer costs no memory beyond itself and delays
+    no small one.
 
     Attributes:
         window: DATA that the connection's window still allows.
@@ -421,7 +441,10 @@ class Sender:
         self.pieces.append(b"".join((block.last if ends else block.first, _U32.pack(stream_id), block.encoded)))
 
     def limit_table(self) -> None:
-        """The peer's decoder has shrunk its dynamic table. We use none, and say so in the next block (RFC 7541 section 4.2)."""
+        """The peer's decoder has shrunk its dynamic table.
+
+        We use none, and say so in the next block (RFC 7541 section 4.2).
+        """
         self.block_prefix = _UPDATE_TABLE_SIZE
 
     def enqueue(self, stream: Stream) -> None:

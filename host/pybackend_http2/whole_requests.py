@@ -1,8 +1,8 @@
 """Whole requests whose heads are known: taken at once, without a look at each of their frames.
 
-In front of ``incoming`` for the requests that most clients of gRPC send: HEADERS, perhaps a WINDOW_UPDATE of the new stream, and DATA
-that ends the stream. Often a WINDOW_UPDATE of the connection follows. Requests that differ in anything are left to ``incoming``,
-and so is a request that breaks a rule.
+In front of ``incoming`` for the requests that most clients of gRPC send: HEADERS, perhaps a WINDOW_UPDATE of the new
+stream, and DATA that ends the stream. Often a WINDOW_UPDATE of the connection follows. Requests that differ in anything
+are left to ``incoming``, and so is a request that breaks a rule.
 """
 
 from struct import Struct
@@ -38,8 +38,9 @@ CONNECTION_UPDATE: Final = frames.FRAME_HEADER.pack(_WINDOW_WORD, 0, 0)
 
 
 _Frames = tuple[RequestHead | None, int, int, int, int]
-"""The frames in front of a request's body: the head, None if its block is not in ``HeaderDecoder.known``; the size of HEADERS; by how much the
-client has opened the stream's window; the size of the frames, with the header of DATA; the size of the body."""
+"""The frames in front of a request's body: the head, None if its block is not in ``HeaderDecoder.known``; the size of
+HEADERS; by how much the client has opened the stream's window; the size of the frames, with the header of DATA; the
+size of the body."""
 
 
 class _Kind(NamedTuple):
@@ -62,8 +63,8 @@ class WholeRequests:
     def take(self, data: bytes, offset: int) -> int:
         """Take the whole requests that begin at ``offset``, and window updates of the connection among them.
 
-        Returns the offset behind them, or behind the head of a request that was declined. An update that follows a request is not counted as an
-        unproductive frame: a request gives more of these back when it ends.
+        Returns the offset behind them, or behind the head of a request that was declined. An update that follows a
+        request is not counted as an unproductive frame: a request gives more of these back when it ends.
         """
         core, sender = self._core, self._core.sender
         end, count, used, is_behind = len(data), 0, 0, False

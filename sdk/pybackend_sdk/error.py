@@ -6,7 +6,8 @@ from pybackend_sdk.arguments import incompatible
 from pybackend_wire.errors import ErrorCode
 
 FRAME_LIMIT, REPEATED_LIMIT = 100, 3
-"""Most frames that :func:`format_exception` lists, and how often it lists the same one: endless recursion has a thousand."""
+"""Most frames that :func:`format_exception` lists, and how often it lists the same one: endless recursion has a
+thousand."""
 
 
 class TritonModelException(Exception):
@@ -72,9 +73,10 @@ def printable(message: Union[str, bytes]) -> str:
 def format_exception(exception: BaseException, hidden_prefixes: Sequence[str] = ()) -> str:
     """Format an exception for clients and logs: type, message, and the frames it came from, innermost first.
 
-    After the message of a usual slip stands what to do about it. Files whose paths begin with one of the hidden prefixes are left out, e.g. the packages that run the model. The text is
-    ``<type>: <message>``, and if there are frames to show, a blank line, ``At:`` and a line ``  <file>(<line>): <function>`` for each.
-    A TritonModelException without frames comes from the code that runs the model: its message alone is returned.
+    After the message of a usual slip stands what to do about it. Files whose paths begin with one of the hidden
+    prefixes are left out, e.g. the packages that run the model. The text is ``<type>: <message>``, and if there are
+    frames to show, a blank line, ``At:`` and a line ``  <file>(<line>): <function>`` for each. A TritonModelException
+    without frames comes from the code that runs the model: its message alone is returned.
     """
     message = _message_of(exception)
     head = f"{type(exception).__name__}: {message}{_advice(exception, message)}"

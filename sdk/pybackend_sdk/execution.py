@@ -75,10 +75,10 @@ def check_returned(
 ) -> "Sequence[Optional[InferenceResponse]]":
     """Check the return value of ``execute`` in a model that answers each request once.
 
-    Returns one response per request, in the order of the requests. None stands for a request that its response sender has
-    answered or may still answer, or that will be executed again (see :func:`rescheduled`). Any other request without a
-    response gets an error, so that no client waits for ever. If the value is wrong as a whole, or has an element that is, the
-    whole batch fails.
+    Returns one response per request, in the order of the requests. None stands for a request that its response sender
+    has answered or may still answer, or that will be executed again (see :func:`rescheduled`). Any other request
+    without a response gets an error, so that no client waits for ever. If the value is wrong as a whole, or has an
+    element that is, the whole batch fails.
     """
     if type(returned) is list and len(returned) == len(requests):
         for response, request in zip(returned, requests):
@@ -141,8 +141,8 @@ def _unanswered(message: str) -> InferenceResponse:
 def prune(response: InferenceResponse, requested_output_names: "Sequence[str]") -> List[Tensor]:
     """Return the outputs to send: the requested ones, in the model's order; no names stand for all.
 
-    The response may answer several requests at once. Without requested names, all outputs are sent. Callers must not change the
-    list: it may belong to the response.
+    The response may answer several requests at once. Without requested names, all outputs are sent. Callers must not
+    change the list: it may belong to the response.
     """
     outputs = response._output_tensors
     names = requested_output_names if len(requested_output_names) <= _FEW else frozenset(requested_output_names)

@@ -7,8 +7,8 @@ from typing import Any, Deque, List, Tuple, Union
 from weakref import ReferenceType, ref
 
 Missed = Tuple[Union["ReferenceType[Any]", Tuple[CodeType, ...]], str, bool]
-"""The request, the name of its missing input, and False; or the functions in which a missing output may be used, why it is missing,
-and whether its response is an error."""
+"""The request, the name of its missing input, and False; or the functions in which a missing output may be used, why it
+is missing, and whether its response is an error."""
 
 MISSED: "Deque[Missed]" = deque(maxlen=16)
 """The newest last."""

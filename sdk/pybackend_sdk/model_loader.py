@@ -20,8 +20,8 @@ def import_model(model_file: str, *, of_backend: bool = False) -> type:
     Its directory and the parent of that are appended to ``sys.path``, after site-packages. The working directory comes
     last: if it came first, a directory called ``1`` in it would shadow the model.
 
-    The file of a Python-based backend becomes the module ``<stem>`` (``model``), and only its directory is appended. Any exception
-    from the file's own code is raised.
+    The file of a Python-based backend becomes the module ``<stem>`` (``model``), and only its directory is appended.
+    Any exception from the file's own code is raised.
     """
     directory = os.path.dirname(model_file)
     stem = os.path.splitext(os.path.basename(model_file))[0]

@@ -71,7 +71,10 @@ class InferenceTrace:
 
     @classmethod
     def _from_wire(cls, number: int, context: Optional[str]) -> "InferenceTrace":
-        """Make the trace of a request that arrived. The context says how it is continued outside; None if it cannot be."""
+        """Make the trace of a request that arrived.
+
+        The context says how it is continued outside; None if it cannot be.
+        """
         trace = cls()
         trace._number, trace._context = number, context
         return trace
@@ -213,8 +216,9 @@ class InferenceRequest:
     ) -> "InferenceRequest":
         """Make a request that arrived. This is the hot path, so nothing is checked.
 
-        The inputs belong to the request from now on. The names are all the outputs to send, without duplicates: for a request that
-        names none, the server has filled in all configured ones. The key is the runtime's, anything but None.
+        The inputs belong to the request from now on. The names are all the outputs to send, without duplicates: for a
+        request that names none, the server has filled in all configured ones. The key is the runtime's, anything but
+        None.
         """
         request = cls.__new__(cls)
         request._request_id = request_id

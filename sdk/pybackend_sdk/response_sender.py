@@ -1,7 +1,9 @@
-"""``InferenceResponseSender``: answers a request independently of ``execute``'s return value; the rules for its responses.
+"""``InferenceResponseSender``: answers a request independently of ``execute``'s return value.
 
-The stub and the test harness apply the same rules: :class:`ResponseStream` sits between a model's response sender and the
-way back to the server.
+The rules for its responses.
+
+The stub and the test harness apply the same rules: :class:`ResponseStream` sits between a model's response sender and
+the way back to the server.
 """
 
 import threading
@@ -25,9 +27,9 @@ Offer = Callable[[InferenceResponse], bool]
 class ResponseStream:
     """The responses of one request. The final response closes it; if the model drops it unclosed, the client is told.
 
-    ``transmit`` sends a response or None, with or without the final flag. ``offer`` sends a response that is not the last one, or
-    returns False if it would have to wait; it is None if sending never waits. A decoupled model sends any number of responses,
-    others exactly one.
+    ``transmit`` sends a response or None, with or without the final flag. ``offer`` sends a response that is not the
+    last one, or returns False if it would have to wait; it is None if sending never waits. A decoupled model sends any
+    number of responses, others exactly one.
     """
 
     __slots__ = ("__weakref__", "_answered", "_decoupled", "_lock", "_offer", "_transmit", "closed", "is_cancelled")

@@ -58,7 +58,10 @@ class Runtime:
         sys.stderr.write(f"{_LEVEL_LETTERS[level]}{stamp}.{microseconds:06d} {where}]  {message}\n")
 
     def infer(self, request: Any, decoupled: bool) -> Any:
-        """Run a BLS request; returns a response or an iterator. If the inference fails, the response carries the error."""
+        """Run a BLS request; returns a response or an iterator.
+
+        If the inference fails, the response carries the error.
+        """
         self._refuse("BLS is only supported during the 'execute' function.")
 
     def infer_async(self, request: Any, decoupled: bool) -> "Awaitable[Any]":

@@ -27,7 +27,8 @@ _SHAPE, _DATA, _FIRST = attrgetter("_shape"), attrgetter("_data"), itemgetter(0)
 _array: Any = np.ndarray
 
 _SMALL_BYTES = 1 << 20
-"""Up to this size, tensors are joined as bytes, without an array of each. Beyond it NumPy's memory is the better one."""
+"""Up to this size, tensors are joined as bytes, without an array of each. Beyond it NumPy's memory is the better one.
+"""
 
 
 class Tensor:
@@ -90,9 +91,10 @@ class Tensor:
     ) -> "Tensor":
         """Make a tensor from bytes that arrived. This is the hot path: nothing is checked, and nothing decoded yet.
 
-        The data has exactly the tensor's bytes in wire form, writable if arrays must be. Arrays and DLPack consumers keep it alive
-        (for a memoryview, the object it is a view of). With ``copy``, ``as_numpy()`` makes a private copy, so that edits in place do
-        not change the wire form. If the data is an array already, and needs no copy, it is passed as ``array`` too.
+        The data has exactly the tensor's bytes in wire form, writable if arrays must be. Arrays and DLPack consumers
+        keep it alive (for a memoryview, the object it is a view of). With ``copy``, ``as_numpy()`` makes a private
+        copy, so that edits in place do not change the wire form. If the data is an array already, and needs no copy, it
+        is passed as ``array`` too.
         """
         tensor = cls.__new__(cls)
         tensor._name = name

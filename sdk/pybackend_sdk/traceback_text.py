@@ -13,8 +13,8 @@ _HEAD_CHARACTERS, _TAIL_CHARACTERS = 16 * 1024, 48 * 1024
 def traceback_text(error: BaseException, hidden_prefixes: "Sequence[str]" = ()) -> str:
     """Format an exception with its causes, contexts, notes and groups as Python prints them, without a final line feed.
 
-    Frames of files whose paths begin with one of the hidden prefixes are left out. The text has no final line feed. It is empty if
-    no line of code can be shown: a traceback would say nothing that the message does not say.
+    Frames of files whose paths begin with one of the hidden prefixes are left out. The text has no final line feed. It
+    is empty if no line of code can be shown: a traceback would say nothing that the message does not say.
     """
     try:
         report = traceback.TracebackException.from_exception(error)

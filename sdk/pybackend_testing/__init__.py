@@ -4,7 +4,8 @@
         result = harness.infer(INPUT0=np.ones(4, np.float32), INPUT1=np.ones(4, np.float32))
         assert result["OUTPUT0"].tolist() == [2, 2, 2, 2]
 
-:class:`EnsembleHarness` runs an ensemble with its models. pytest finds the fixture ``model_harness`` by itself. ``python -m pybackend_testing MODEL_DIR`` runs a model once.
+:class:`EnsembleHarness` runs an ensemble with its models. pytest finds the fixture ``model_harness`` by itself.
+``python -m pybackend_testing MODEL_DIR`` runs a model once.
 """
 
 from importlib import import_module

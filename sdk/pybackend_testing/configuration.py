@@ -36,8 +36,8 @@ def read_configuration(
 ) -> Configuration:
     """Read the configuration, before the model's code completes it.
 
-    The directory's name is the model's, unless the configuration has another. What is given replaces config.pbtxt, the overrides
-    replace its fields, and the parameters are added to its own.
+    The directory's name is the model's, unless the configuration has another. What is given replaces config.pbtxt, the
+    overrides replace its fields, and the parameters are added to its own.
     """
     document, source = _written(model_directory, given)
     document = {**document, **overrides}
@@ -60,7 +60,10 @@ def read_configuration(
 
 
 class EnsembleStep(NamedTuple):
-    """A step of an ensemble; ``model_version`` is ``""`` for the newest. The maps lead from names of its model to the ensemble's."""
+    """A step of an ensemble; ``model_version`` is ``""`` for the newest.
+
+    The maps lead from names of its model to the ensemble's.
+    """
 
     model_name: str
     model_version: str
@@ -104,7 +107,10 @@ def _is_ensemble(document: Document) -> bool:
 def finish_configuration(
     configuration: Configuration, completed: "Optional[Dict[str, Any]]", gpu_count: int, *, check: bool = True
 ) -> Configuration:
-    """Merge the result of ``auto_complete_config``, or None, into the configuration, and fill in defaults; then ``check`` it."""
+    """Merge the result of ``auto_complete_config``, or None, into the configuration, and fill in defaults.
+
+    Then ``check`` it.
+    """
     document, source = configuration
     server = _server()
     if server is None:
@@ -381,8 +387,8 @@ def _check_tensor(field: str, tensor: Document, model_name: str, source: str) ->
 class TensorSpec(NamedTuple):
     """One input or output.
 
-    ``dims`` are as clients see them, the batch dimension included, where -1 is any size; ``model_dims`` are as the model sees them,
-    None unless the configuration reshapes them. The datatype is the wire's name, e.g. ``FP32``.
+    ``dims`` are as clients see them, the batch dimension included, where -1 is any size; ``model_dims`` are as the
+    model sees them, None unless the configuration reshapes them. The datatype is the wire's name, e.g. ``FP32``.
     """
 
     name: str

@@ -82,8 +82,8 @@ _served: "contextvars.ContextVar[Sequence[Exchange]]" = contextvars.ContextVar(
 class ModelExecutor:
     """Executes requests on one initialised model, and waits ``wait_s`` where a server would wait for ever.
 
-    Without ``turns`` the model may not reschedule requests. If it ``cancels_calls``, cancelling a request cancels the BLS calls that
-    the model makes for it.
+    Without ``turns`` the model may not reschedule requests. If it ``cancels_calls``, cancelling a request cancels the
+    BLS calls that the model makes for it.
     """
 
     def __init__(

@@ -37,7 +37,10 @@ class Replies(Protocol):
 
 
 class FakeModel:
-    """A function as a model. ``run_coroutine`` waits for a coroutine; ``failures`` collects exceptions that are the test's."""
+    """A function as a model.
+
+    ``run_coroutine`` waits for a coroutine; ``failures`` collects exceptions that are the test's.
+    """
 
     def __init__(
         self,

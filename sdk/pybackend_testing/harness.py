@@ -387,10 +387,12 @@ class ModelHarness:
 
 
 class EnsembleHarness:
-    """Runs an ensemble: its steps, its maps, and errors as a server gives them. The package pybackend must be installed.
+    """Runs an ensemble: its steps, its maps, and errors as a server gives them.
 
-    Use it as a context manager, or call :meth:`open` and :meth:`close`. Its models are the directories beside its own, unless
-    ``models`` has others. Steps run one after the other, in the calling thread.
+    The package pybackend must be installed.
+
+    Use it as a context manager, or call :meth:`open` and :meth:`close`. Its models are the directories beside its own,
+    unless ``models`` has others. Steps run one after the other, in the calling thread.
 
     Args:
         model_dir: the ensemble's directory, with ``config.pbtxt``.
@@ -542,8 +544,8 @@ class EnsembleHarness:
         """Send one request through the steps; the arguments are those of :meth:`ModelHarness.infer`.
 
         Raises:
-            HarnessError: an ``InputError`` if the request does not fit the ensemble, an ``OutputError`` if the response of a model
-                does not fit its configuration.
+            HarnessError: an ``InputError`` if the request does not fit the ensemble, an ``OutputError`` if the response
+                of a model does not fit its configuration.
         """
         if self.decoupled:
             raise HarnessError(
@@ -568,7 +570,10 @@ class EnsembleHarness:
         flags: int = 0,
         **named_inputs: Any,
     ) -> "Iterator[Result]":
-        """Send one request and return an iterator over its responses; its ``close()`` cancels the requests to the models."""
+        """Send one request and return an iterator over its responses.
+
+        Its ``close()`` cancels the requests to the models.
+        """
         given = {**(inputs or {}), **named_inputs}
         return self._results(
             Request(given, outputs, request_id, correlation_id, parameters, timeout_us, priority, flags)
@@ -620,7 +625,10 @@ class EnsembleHarness:
     # Calls by models and by other ensembles
 
     def call(self, request: InferenceRequest, dispensable: AbstractSet[str] = frozenset()) -> "EnsembleReplies":
-        """Run the request of a model, or of another ensemble's step. Outputs may be missing, ``dispensable`` ones or not."""
+        """Run the request of a model, or of another ensemble's step.
+
+        Outputs may be missing, ``dispensable`` ones or not.
+        """
         del dispensable
         ensemble = self._opened()
         exchange = exchange_of(request_of(request, self.name), ensemble.signature)

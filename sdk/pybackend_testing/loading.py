@@ -23,8 +23,8 @@ PathLike = Union[str, "os.PathLike[str]"]
 class ModelPlan(NamedTuple):
     """A model to load, its configuration read and not yet completed.
 
-    None stands for the configured kind, for the test's own process as environment, and for no debugger. A debugger's port
-    is for a model in an environment.
+    None stands for the configured kind, for the test's own process as environment, and for no debugger. A debugger's
+    port is for a model in an environment.
     """
 
     name: str
@@ -113,7 +113,8 @@ def _gpu_count(configuration: Configuration) -> int:
     return highest + 1
 
 
-# --- Files of a model ---------------------------------------------------------------------------------------------------
+# --- Files of a model
+# ---------------------------------------------------------------------------------------------------
 
 
 def model_directory(path: PathLike) -> str:

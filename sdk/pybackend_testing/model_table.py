@@ -70,7 +70,10 @@ class ModelTable:
         return name in self._entries
 
     def ensure(self, name: str, target: Target, *, by: str) -> "Union[FakeModel, RunningModel]":
-        """Return the model of a name, loaded; ``target`` is it if there is none yet. The ensemble ``by`` consists of it."""
+        """Return the model of a name, loaded; ``target`` is it if there is none yet.
+
+        The ensemble ``by`` consists of it.
+        """
         self._ensembles.append(by)
         try:
             if name in self._ensembles:

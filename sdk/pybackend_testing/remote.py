@@ -3,7 +3,8 @@
 Archives are unpacked by the server's package: ``pybackend env run`` starts a program in an environment and in the
 model's sandbox, as a server would. Where that package is missing, a directory can still be used, without a sandbox.
 
-One thread reads the socket and the process's output, and the output first: so lines of the log come before later messages.
+One thread reads the socket and the process's output, and the output first: so lines of the log come before later
+messages.
 """
 
 import array
@@ -66,7 +67,10 @@ _END_S = 5.0
 
 
 def environment_of(document: Mapping[str, Any], model_directory: str, given: Optional[str]) -> Optional[str]:
-    """Return the absolute path of a model's environment, the given or configured one; None for the test's own process."""
+    """Return the absolute path of a model's environment, the given or configured one.
+
+    None for the test's own process.
+    """
     path = given or document["parameters"].get(PARAMETER, {}).get("string_value", "")
     if not path or given == HERE:
         return None
@@ -75,7 +79,9 @@ def environment_of(document: Mapping[str, Any], model_directory: str, given: Opt
 
 
 class EnvironmentProcess:
-    """A stub process in an environment, which is an archive or a directory; it may ``read`` the places of the model's code.
+    """A stub process in an environment, which is an archive or a directory.
+
+    It may ``read`` the places of the model's code.
 
     ``socket`` is connected to it, and ``output`` is the end of a pipe to read what it prints, without waiting.
     """
@@ -387,7 +393,9 @@ class RemoteProcess(ModelProcess):
 
 
 class _Output:
-    """Reads the output of a stub's process: printed text, and records of its log in between. See :mod:`pybackend_wire.log_record`.
+    """Reads the output of a stub's process: printed text, and records of its log in between.
+
+    See :mod:`pybackend_wire.log_record`.
 
     Printed text is kept until ``passes_on`` is set; from then on it goes to the test's own output.
     """

@@ -48,8 +48,8 @@ class Request(NamedTuple):
 class Arrival(NamedTuple):
     """A response, the final flag, or both.
 
-    The response's outputs are copies made when it was sent; ``unknown`` are names of outputs that the configuration does not have.
-    The exception is one that the model raised instead of answering.
+    The response's outputs are copies made when it was sent; ``unknown`` are names of outputs that the configuration
+    does not have. The exception is one that the model raised instead of answering.
     """
 
     response: Optional[InferenceResponse]
@@ -183,7 +183,10 @@ _NAMES = {"O": "BYTES", "S": "BYTES", "U": "BYTES"}
 
 
 def input_tensors(signature: Signature, values: Mapping[str, Any]) -> Tuple[List[Tensor], int]:
-    """Make the tensors of a request as a model receives them, in separate memory; returns also the size of the batch, or 1."""
+    """Make the tensors of a request as a model receives them, in separate memory.
+
+    Returns also the size of the batch, or 1.
+    """
     given = {name: value for name, value in values.items() if value is not None}
     _check_names(signature, given)
     tensors, batch_size = [], None

@@ -1,7 +1,8 @@
 """Reads estimators of scikit-learn from files, and never runs code in one that the model's author did not allow.
 
-``model.skops`` holds data and names of types; each type that skops does not know to be harmless has to be allowed by name. A pickle runs
-whatever code its writer put into it, so it is read only where the configuration says that the file is trusted.
+``model.skops`` holds data and names of types; each type that skops does not know to be harmless has to be allowed by
+name. A pickle runs whatever code its writer put into it, so it is read only where the configuration says that the file
+is trusted.
 """
 
 import os
@@ -90,7 +91,10 @@ def _from_pickle(path: str, word: str, backend: str) -> Any:
 
 
 def _is_no_pickle(error: Exception) -> bool:
-    """Whether the unpickler itself has raised an error. For an unknown byte, joblib's raises a KeyError with that byte."""
+    """Whether the unpickler itself has raised an error.
+
+    For an unknown byte, joblib's raises a KeyError with that byte.
+    """
     unknown_byte = isinstance(error, KeyError) and isinstance(error.args[0], int)
     return unknown_byte or isinstance(error, (EOFError, pickle.UnpicklingError))
 

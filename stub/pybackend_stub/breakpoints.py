@@ -1,8 +1,8 @@
 """``breakpoint()`` and ``pdb.set_trace()`` in a model: a session on the server's terminal, or one line in its log.
 
-Imported only in stubs whose model has imported ``pdb``. The terminal is a socket to the host, which shows what comes and
-answers :data:`~pybackend_wire.messages.WANTS_LINE` with a line that somebody has typed. It belongs to one process at a
-time, until that sends :data:`~pybackend_wire.messages.GIVES_BACK`.
+Imported only in stubs whose model has imported ``pdb``. The terminal is a socket to the host, which shows what comes
+and answers :data:`~pybackend_wire.messages.WANTS_LINE` with a line that somebody has typed. It belongs to one process
+at a time, until that sends :data:`~pybackend_wire.messages.GIVES_BACK`.
 """
 
 import bdb

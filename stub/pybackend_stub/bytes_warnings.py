@@ -1,6 +1,7 @@
 """Python's warnings of bytes that are compared with str, or become str, as lines of the server's log.
 
-Imported only in a Python started with ``-b``. Without it such a comparison is silently false, and ``str()`` gives ``"b'...'"``.
+Imported only in a Python started with ``-b``. Without it such a comparison is silently false, and ``str()`` gives
+``"b'...'"``.
 """
 
 import os

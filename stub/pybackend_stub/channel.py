@@ -95,7 +95,10 @@ class HostChannel:
         raise RemoteProtocolError(f"the host chose codec {name!r}, which was not offered")
 
     def receive(self) -> "Tuple[List[Any], bytearray]":
-        """Wait for the next frame; returns its messages and its tail. An EXECUTE is the list that came; there are many."""
+        """Wait for the next frame; returns its messages and its tail.
+
+        An EXECUTE is the list that came; there are many.
+        """
         while not self._received:
             try:
                 # A thread asleep in recvmsg also wakes whenever the host reads what was sent; one in poll sleeps on.

@@ -39,7 +39,8 @@ class PassedRegions:
         self._regions: Dict[int, _Region] = {}
         self._lock = threading.Lock()
         self.maps = False
-        """Whether outputs are copied through a mapping: faster, but a client that shrinks its region kills this process."""
+        """Whether outputs are copied through a mapping: faster, but a client that shrinks its region kills this
+        process."""
 
     def attach(self, region: int, descriptor: int, size_bytes: int) -> None:
         self._regions[region] = _Region(descriptor, size_bytes)

@@ -92,8 +92,8 @@ def keep_sources(version_directory: str, last_before: str) -> None:
     """Keep the text of a model's own modules, for tracebacks: its author may change the files while it serves.
 
     Args:
-        last_before: the name in ``sys.modules`` after which those of models come. A look at the others, which a fork shares with
-            its zygote, would copy the memory in which each of them lies.
+        last_before: the name in ``sys.modules`` after which those of models come. A look at the others, which a fork
+            shares with its zygote, would copy the memory in which each of them lies.
     """
     if not version_directory:  # of a model whose code is not this process's own
         return

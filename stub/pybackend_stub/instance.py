@@ -1,7 +1,7 @@
 """One instance of a model: imported, completed, initialised, executed, finalized.
 
-A stub runs one, and so does a test harness for each model. This module knows the messages about a model; its owner decides
-who receives them, and in which thread the model's code runs.
+A stub runs one, and so does a test harness for each model. This module knows the messages about a model; its owner
+decides who receives them, and in which thread the model's code runs.
 """
 
 import gc

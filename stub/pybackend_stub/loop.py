@@ -32,7 +32,8 @@ from pybackend_wire.messages import Failure
 from pybackend_wire.stub_messages import Completed, Failed, Finalized, FreeInput, HandedBack, Initialized
 
 _LAST_SHARED = next(reversed(sys.modules))
-"""The name of the module that was imported last when this one was: before any module of a model, and after those in ``PRELOAD``."""
+"""The name of the module that was imported last when this one was: before any module of a model, and after those in
+``PRELOAD``."""
 
 TakeIn = Callable[[int, int], None]
 """Takes a model into this process that speaks to the host through a socket, and has a pipe for nudges."""

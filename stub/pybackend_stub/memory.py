@@ -147,7 +147,10 @@ class StubMemory:
     # Output memory that models write to
 
     def lend(self, block: OutputBlock) -> memoryview:
-        """Let the model write to a block of output memory; it is free again when nothing refers to the view any more."""
+        """Let the model write to a block of output memory.
+
+        It is free again when nothing refers to the view any more.
+        """
         nbytes = len(block.view)
         buffer = (ctypes.c_char * nbytes).from_buffer(block.view)
         address = ctypes.addressof(buffer)

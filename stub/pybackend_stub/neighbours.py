@@ -1,11 +1,11 @@
 """Calls between the models of a group, as function calls within their process.
 
-Such a call is made here only if nothing about it is unusual: the host has offered the called model, the request fits its
-signature, and the model is free. Every other call goes to the host, which refuses it, lets it wait, or finds that it can
-never be served. So there is one place for each rule and for the text of each error.
+Such a call is made here only if nothing about it is unusual: the host has offered the called model, the request fits
+its signature, and the model is free. Every other call goes to the host, which refuses it, lets it wait, or finds that
+it can never be served. So there is one place for each rule and for the text of each error.
 
-Small tensors are copied, as the host would do. Large inputs are lent as read-only views. Outputs change hands if the called
-model keeps nothing of them, and are copied otherwise.
+Small tensors are copied, as the host would do. Large inputs are lent as read-only views. Outputs change hands if the
+called model keeps nothing of them, and are copied otherwise.
 """
 
 import inspect
@@ -52,7 +52,8 @@ class LocalRequest:
     """The key of a request that was made in this process; it makes the sender, if the model wants one.
 
     Args:
-        is_cancelled: for a step of an ensemble, whether nobody waits for it; a call goes on without its caller's client.
+        is_cancelled: for a step of an ensemble, whether nobody waits for it; a call goes on without its caller's
+            client.
     """
 
     def __init__(self, is_cancelled: "Optional[Callable[[], bool]]" = None) -> None:
@@ -309,8 +310,8 @@ class Neighbour:
     ) -> "Tuple[InferenceResponse, List[TensorPlace]]":
         """Return what the caller gets of a response, and the outputs of which the host must hear.
 
-        The response comes in a box: no variable of the caller's may refer to it. ``is_safe`` tells of a large array whether it
-        lies in memory that nobody writes.
+        The response comes in a box: no variable of the caller's may refer to it. ``is_safe`` tells of a large array
+        whether it lies in memory that nobody writes.
         """
         response = box.pop()
         try:

@@ -1,8 +1,8 @@
 """A stub as a process: it dies with its host, bears a mark, has a name, and says where it is.
 
-On a signal of the host, the stacks of its threads and coroutines go into memory that the host reads. C code writes those
-of threads, so that a model which holds the interpreter's lock is seen as well. Those of coroutines follow as soon as the
-main thread runs Python code again.
+On a signal of the host, the stacks of its threads and coroutines go into memory that the host reads. C code writes
+those of threads, so that a model which holds the interpreter's lock is seen as well. Those of coroutines follow as soon
+as the main thread runs Python code again.
 """
 
 import ctypes

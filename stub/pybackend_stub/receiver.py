@@ -35,7 +35,8 @@ class ServiceThread(threading.Thread):
 
 
 Work = Tuple[Any, bytearray]
-"""A message for the main thread, and the tail of its frame. An EXECUTE, of which there are many, is the list that came."""
+"""A message for the main thread, and the tail of its frame. An EXECUTE, of which there are many, is the list that came.
+"""
 
 _WORK = (Load, Initialize, Join, Finalize)
 _ANSWERS_ONLY = set(NUDGE_TO_ANSWER)
@@ -84,7 +85,8 @@ class Receiver:
         self._sleeping: List[Waiter] = []
         self._main = Waiter()
         self.work: Deque[Work] = deque()
-        """Messages that the main thread has not taken yet. Work that must not wait is taken from its end, by any thread."""
+        """Messages that the main thread has not taken yet. Work that must not wait is taken from its end, by any
+        thread."""
         self._unwatched = 0
         self._wanted = False
         self._missed = False

@@ -124,8 +124,8 @@ MOST_LOCAL_CALLS = 256
 """Most messages that are collected while a model calls others in its process: frames are bounded."""
 
 KEEP_NS = 1_000_000
-"""How long an answer may wait for others, from the beginning of its execution on: for a shorter time a wake-up of the host
-costs more than the wait, and if executions take longer, they hold back no answer."""
+"""How long an answer may wait for others, from the beginning of its execution on: for a shorter time a wake-up of the
+host costs more than the wait, and if executions take longer, they hold back no answer."""
 
 
 class AnswerQueue:

@@ -1,7 +1,7 @@
 """The steps of an ensemble that follow one of them in this process, in the thread that has run that one.
 
-Like a call of a neighbour, a step runs here only if nothing about it is unusual. Otherwise the host gets the tensors that
-there are so far, and goes on from there, as it does without a group.
+Like a call of a neighbour, a step runs here only if nothing about it is unusual. Otherwise the host gets the tensors
+that there are so far, and goes on from there, as it does without a group.
 """
 
 import time
@@ -88,7 +88,9 @@ class StepRunner:
     def follow(
         self, execution: int, requests: "Sequence[InferenceRequest]", box: "List[Optional[InferenceResponse]]"
     ) -> "Sequence[Optional[InferenceResponse]]":
-        """Run the steps, as far as possible; returns the response of the first one, with what the host still needs of it.
+        """Run the steps, as far as possible.
+
+        Returns the response of the first one, with what the host still needs of it.
 
         The response comes in a box: no variable of the caller's may refer to it.
         """

@@ -58,7 +58,8 @@ _SETTERS = tuple(
 )
 
 _STOPPER = "blas_thread_shutdown_"
-"""Ends OpenBLAS's threads, as OpenBLAS itself does before a fork; its next work for several threads starts them again."""
+"""Ends OpenBLAS's threads, as OpenBLAS itself does before a fork; its next work for several threads starts them again.
+"""
 
 
 _IMPORTED_BY_MANY = ("triton_python_backend_utils", "pybackend_stub.sandbox", "difflib")

@@ -183,7 +183,10 @@ def element_problem(data: Buffer, wanted: int, about: str) -> "Generator[None, N
 
 
 def _short_elements(data: Buffer, offset: int) -> "Tuple[int, int]":
-    """Count the short elements that begin in the next 256 KB; also returns the offset behind them. 0 if it is not certain."""
+    """Count the short elements that begin in the next 256 KB.
+
+    Also returns the offset behind them. 0 if it is not certain.
+    """
     window = memoryview(data)[offset : offset + _BYTES_PER_STEP]
     starts = _short_starts(window, cut=True)
     if starts is None:

@@ -1,7 +1,7 @@
 """Messages between a server and the program beside it whose functions it serves, the caller.
 
-Each is one packet on a socket that the caller makes and the server inherits: JSON with a kind and its fields. Either side notices
-the other's death by the end of file.
+Each is one packet on a socket that the caller makes and the server inherits: JSON with a kind and its fields. Either
+side notices the other's death by the end of file.
 """
 
 import json
@@ -12,7 +12,8 @@ READY = "ready"
 """The server serves; ``http``, ``grpc`` and ``metrics`` are the addresses of its ports."""
 
 RUN = "run"
-"""The server asks for instance ``number`` of ``model``. The socket of the instance and its pipe for nudges come with the packet."""
+"""The server asks for instance ``number`` of ``model``. The socket of the instance and its pipe for nudges come with
+the packet."""
 
 LOADED = "loaded"
 """The load of ``model`` has ended; ``error`` is empty if that succeeded."""

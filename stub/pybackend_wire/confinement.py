@@ -56,7 +56,8 @@ class Confinement(NamedTuple):
     umask: int = -1  # for new files, -1 to leave it
     network: bool = True
     unix_sockets: bool = True  # whether sockets with a path are allowed
-    # if not 0: it accepts connections on sockets that it is given, may have so many wait there, and may use sockets for nothing else
+    # if not 0: it accepts connections on sockets that it is given, may have so many wait there, and may use sockets for
+    # nothing else
     backlog: int = 0
     subprocesses: bool = True  # whether it may start processes; threads are always allowed
     # whether it may change the permissions of files. Landlock does not control that: if the user is shared, only this

@@ -100,8 +100,8 @@ VIEW = -1
 class RegionSource(NamedTuple):
     """The source of an input that a client has in a region.
 
-    It takes the place of the segment in a :class:`~pybackend_wire.messages.TensorPlace`, whose offset is then that of the
-    block.
+    It takes the place of the segment in a :class:`~pybackend_wire.messages.TensorPlace`, whose offset is then that of
+    the block.
     """
 
     region: Natural
@@ -122,8 +122,8 @@ class OutputPlace(NamedTuple):
 class ExecuteRequest(NamedTuple):
     """One request of an execution.
 
-    ``requested_outputs`` None means every configured output. With places, each output that has one is written there, and
-    the result says so instead of naming a block.
+    ``requested_outputs`` None means every configured output. With places, each output that has one is written there,
+    and the result says so instead of naming a block.
     """
 
     inputs: Sequence[TensorPlace]
@@ -136,8 +136,8 @@ class Execute(NamedTuple):
 
     The requests and their tensor places are plain sequences in the order of the fields of :class:`ExecuteRequest` and
     :class:`TensorPlace`: making tuples of these types would cost more than everything else done here for a small
-    request. The host's channel encodes the message by hand for the same reason, and a stub keeps it as the list in which
-    it has arrived.
+    request. The host's channel encodes the message by hand for the same reason, and a stub keeps it as the list in
+    which it has arrived.
     """
 
     execution: Natural

@@ -19,9 +19,9 @@ str, lists, dicts with str keys), so that msgpack and json can both encode it. A
       <---------------- FINALIZED ----------------      then the stub exits
 
 ATTACH, DETACH and FREE_OUTPUT may come at any time after LOAD, as may FREE_INPUT, NEED_OUTPUT, DETACHED and WROTE from
-the stub. The answer to NEED_OUTPUT is ATTACH or NO_OUTPUT. The answer to DETACH is DETACHED; there is none while blocks of
-the segment are in use. A stub that cannot load the model sends FAILED and exits. There are no optional trailing fields:
-both ends come from one wheel.
+the stub. The answer to NEED_OUTPUT is ATTACH or NO_OUTPUT. The answer to DETACH is DETACHED; there is none while blocks
+of the segment are in use. A stub that cannot load the model sends FAILED and exits. There are no optional trailing
+fields: both ends come from one wheel.
 
 A RESULT holds None for each request that is answered in another way: by RESPOND, any number of times until one is
 final, or later, if a RESCHEDULED came before. A rescheduled request is executed again, as part of another EXECUTE. From
@@ -32,9 +32,9 @@ whenever the model is ready; the answer to PROBE is READINESS.
 In the process of a group, the socket that the process was started with carries JOIN in place of LOAD: each brings the
 socket of another model, with which everything above happens in a separate thread.
 
-There OFFER says whether other models in the process may run this one, LOCAL_CALL that one has done so, and OCCUPIED that
-one is at it, so that what the host has sent goes back. THEN comes before an EXECUTE, and names the steps of an ensemble that
-may follow it in the process; before the RESULT comes FOLLOWED, with those that did.
+There OFFER says whether other models in the process may run this one, LOCAL_CALL that one has done so, and OCCUPIED
+that one is at it, so that what the host has sent goes back. THEN comes before an EXECUTE, and names the steps of an
+ensemble that may follow it in the process; before the RESULT comes FOLLOWED, with those that did.
 
 Type names appear in annotations as text. The host, which does not trust a stub, derives from them the types for
 checking a stub's messages, and adds the bounds of :data:`Natural` and the like.
@@ -85,7 +85,8 @@ INLINE_BYTES = 8192
 """Tensors up to this size travel in the frame's tail: for these a copy costs less than a lease and its release."""
 
 STREAM_WINDOW = 128
-"""Most responses of a stream, beside the last one, that the host has not taken yet: then the model waits in ``send``."""
+"""Most responses of a stream, beside the last one, that the host has not taken yet: then the model waits in ``send``.
+"""
 
 TAIL = 0
 """The segment number for "in this frame's tail"."""
@@ -97,7 +98,8 @@ BEGUN_WORD = 0
 """The 64-bit word of a PROGRESS segment into which the stub writes the number of the execution that it began last."""
 
 STACKS_OFFSET, STACKS_BYTES = 4096, 64 * 1024
-"""Where the stub writes its stacks in a PROGRESS segment, on a signal: in the form of ``faulthandler``, and then STACK_END."""
+"""Where the stub writes its stacks in a PROGRESS segment, on a signal: in the form of ``faulthandler``, and then
+STACK_END."""
 
 STACK_END = b"\nThat is all.\n"
 

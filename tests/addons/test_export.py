@@ -1,4 +1,5 @@
-"""``pybackend export k8s``: valid by the schemas of Kubernetes, KEDA and the Prometheus operator, and true to the server."""
+"""``pybackend export k8s``: valid by the schemas of Kubernetes, KEDA and the Prometheus operator, and true to the
+server."""
 
 from __future__ import annotations
 
@@ -196,7 +197,8 @@ def test_the_configuration_of_ray_serve_makes_the_same_application(repository):
 
 
 def test_a_rayservice_has_pods_that_kubernetes_knows(repository):
-    """Its own fields have no schema in a package: those of KubeRay 1.5 are as the documentation of that project has them."""
+    """Its own fields have no schema in a package: those of KubeRay 1.5 are as the documentation of that project has
+    them."""
     everything = ("--most-replicas=8", "--pod-monitor", f"--dashboard={DASHBOARD}", "--image=registry/own")
     documents = documents_of(repository, *everything, form="kuberay")
     assert [each["kind"] for each in documents] == ["RayService", "PodMonitor", "ConfigMap"]

@@ -1,7 +1,8 @@
 """What libraries keep to themselves and is used all the same: each row of one table, and none beside it.
 
-Any release of a library may change such a name, and a use that nothing calls any more may fail in silence. So each row says what it is
-needed for, and what it must do; where the library is not installed here, another target of the Makefile runs the row.
+Any release of a library may change such a name, and a use that nothing calls any more may fail in silence. So each row
+says what it is needed for, and what it must do; where the library is not installed here, another target of the Makefile
+runs the row.
 """
 
 import ast

@@ -1,6 +1,7 @@
 """Files of every kind that `pybackend import` knows: found by their content, served, and compared with their framework.
 
-One server has all of them; a kind whose framework is not installed is skipped. The command itself is tested in ``tests/e2e/cli``.
+One server has all of them; a kind whose framework is not installed is skipped. The command itself is tested in
+``tests/e2e/cli``.
 """
 
 import importlib.util

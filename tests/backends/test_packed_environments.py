@@ -1,7 +1,8 @@
 """Backends in environments that ``pybackend pack --backend`` makes, with another Python than the server's.
 
-Packing takes minutes, so these tests run under ``make test-frameworks`` only, which sets the variable below. There is none
-of vLLM: its environment has gigabytes for a GPU, and the tests of that backend run in an environment of their own anyway.
+Packing takes minutes, so these tests run under ``make test-frameworks`` only, which sets the variable below. There is
+none of vLLM: its environment has gigabytes for a GPU, and the tests of that backend run in an environment of their own
+anyway.
 """
 
 from __future__ import annotations
@@ -177,8 +178,8 @@ def test_a_model_answers_as_its_library_from_an_environment_with_another_python(
 def different_pythons(backend: str) -> Pair:
     """This process's Python for the server and another for the environment, or else the other way round.
 
-    An index may have no builds for the other Python, or be out of reach; what this process has imported was to be had. The test
-    is skipped where neither way goes.
+    An index may have no builds for the other Python, or be out of reach; what this process has imported was to be had.
+    The test is skipped where neither way goes.
     """
     others = [minor for minor in interpreters() if 9 <= minor <= 13 and minor != sys.version_info.minor]
     if not others:

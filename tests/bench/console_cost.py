@@ -44,7 +44,8 @@ class ConsoleSamples:
 
     Attributes:
         loads: the same load in turns without and with an open console.
-        idle_cores: of the host's processor time, the share of one core that an open console takes while there are no requests.
+        idle_cores: of the host's processor time, the share of one core that an open console takes while there are no
+            requests.
         pages_s: the seconds until the first page shows 500 models.
     """
 

@@ -1,6 +1,7 @@
 """Models without code: what one more instance of a model takes, with few weights and with many.
 
-Where a framework maps its file, the weights are shared by all instances. Frameworks that are not installed are left out.
+Where a framework maps its file, the weights are shared by all instances. Frameworks that are not installed are left
+out.
 """
 
 import importlib.util

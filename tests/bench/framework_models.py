@@ -54,8 +54,8 @@ def write_models(repository: Path) -> list[FrameworkModel]:
     """Write a repository; returns its models.
 
     Raises:
-        ModuleNotFoundError: a package that makes or runs the models is not installed. Without torch, there is no model of
-            it.
+        ModuleNotFoundError: a package that makes or runs the models is not installed. Without torch, there is no model
+            of it.
     """
     random = np.random.default_rng(0)
     repositories.write_add_sub(repository, [repositories.ADD_SUB])
@@ -149,7 +149,8 @@ def _onnx_models(repository: Path, random: np.random.Generator) -> list[Framewor
 def _convolutions(
     repository: Path, name: str, config: str, random: np.random.Generator, channels: Sequence[int]
 ) -> Path:
-    """A network of convolutions of 3 by 3 on images of :data:`_SIDE` by :data:`_SIDE`, with so many channels in front of and behind each."""
+    """A network of convolutions of 3 by 3 on images of :data:`_SIDE` by :data:`_SIDE`, with so many channels in front
+    of and behind each."""
     from onnx import TensorProto, helper
 
     from tests.backends.onnxruntime import graphs

@@ -29,7 +29,8 @@ class FrameworkSample:
         round: counted from 0.
         bare_rows_per_s: rows that the library alone computes in a second.
         bare_cpu_us: its CPU time per row, one call right after the other.
-        woken_cpu_us: the same if the process waits for another one before each call, as a server's must: caches are cold.
+        woken_cpu_us: the same if the process waits for another one before each call, as a server's must: caches are
+            cold.
         served: the window of load on the server; each request is one row.
     """
 

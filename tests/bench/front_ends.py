@@ -1,7 +1,7 @@
 """How far one server scales: front ends and instances of a model, as far as this machine has cores for them.
 
-What each kind of process spends per request is measured on any machine. From it follows what a machine with more cores can
-answer at most (:func:`limits`): one process schedules, and the others share the rest.
+What each kind of process spends per request is measured on any machine. From it follows what a machine with more cores
+can answer at most (:func:`limits`): one process schedules, and the others share the rest.
 """
 
 import os

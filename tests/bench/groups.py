@@ -1,4 +1,5 @@
-"""What a call, and a step of an ensemble, cost within a group's process and by the server: ``python -m tests.bench.groups``."""
+"""What a call, and a step of an ensemble, cost within a group's process and by the server:
+``python -m tests.bench.groups``."""
 
 import tempfile
 import time

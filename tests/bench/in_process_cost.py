@@ -30,7 +30,8 @@ class InProcessSample:
         calls: how many there were.
         cpu_us: CPU time per call, without that of the model's process.
         calls_per_s: finished calls per second.
-        foreign_cores: CPU time of anything else on the machine meanwhile, in cores; that of the model's process is part of it.
+        foreign_cores: CPU time of anything else on the machine meanwhile, in cores; that of the model's process is part
+            of it.
     """
 
     callers: str

@@ -1,4 +1,5 @@
-"""The models of the benchmark as a program of LitServe; it runs in an environment that has LitServe, and knows nothing else."""
+"""The models of the benchmark as a program of LitServe; it runs in an environment that has LitServe, and knows nothing
+else."""
 
 from __future__ import annotations
 

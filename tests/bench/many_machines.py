@@ -1,7 +1,8 @@
 """``make bench-ray``: what the entrance of an application on Ray costs, and what is lost when parts of it are killed.
 
-Everything runs on this machine: two of pybackend's servers, an application with two replicas, and plain HAProxy before the same replicas. They take turns,
-and each figure is the median of the rounds. The second part kills one thing after the other under load, on a cluster of two of Ray's nodes.
+Everything runs on this machine: two of pybackend's servers, an application with two replicas, and plain HAProxy before
+the same replicas. They take turns, and each figure is the median of the rounds. The second part kills one thing after
+the other under load, on a cluster of two of Ray's nodes.
 """
 
 from __future__ import annotations

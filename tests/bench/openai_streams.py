@@ -1,4 +1,5 @@
-"""Streams of OpenAI's API: how long the first piece takes beside the model, and the server's CPU time for each further one."""
+"""Streams of OpenAI's API: how long the first piece takes beside the model, and the server's CPU time for each further
+one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """An environment with numpy: what it takes to pack it, beside its parts alone, and to load a model that runs in it.
 
-The parts are done by other means where there are any: a copy of the same files, uv, Python's own compileall. The archive is
-written by what ``pybackend pack`` writes it with, as nothing else here writes it on all cores.
+The parts are done by other means where there are any: a copy of the same files, uv, Python's own compileall. The
+archive is written by what ``pybackend pack`` writes it with, as nothing else here writes it on all cores.
 """
 
 import os

@@ -1,6 +1,7 @@
 """What waiting costs: requests with deadlines and priorities through the dynamic batcher, few of them and very many.
 
-No server, no process: the batcher of this interpreter on an event loop, before an instance that is free only when asked.
+No server, no process: the batcher of this interpreter on an event loop, before an instance that is free only when
+asked.
 """
 
 import asyncio

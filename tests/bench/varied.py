@@ -1,7 +1,8 @@
-"""Traffic as it comes: small requests that differ from one to the next, beside requests that are all alike, over HTTP and gRPC.
+"""Traffic as it comes: small requests that differ from one to the next, beside requests that are all alike, over HTTP
+and gRPC.
 
-Each row is a set of requests that are sent in turns, more of them than a server remembers. What a row costs is compared with
-requests that are alike in all.
+Each row is a set of requests that are sent in turns, more of them than a server remembers. What a row costs is compared
+with requests that are alike in all.
 """
 
 import json

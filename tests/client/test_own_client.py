@@ -1,4 +1,5 @@
-"""``pybackend_client`` over HTTP and gRPC, for threads and for coroutines, and the module that ``pybackend client`` writes."""
+"""``pybackend_client`` over HTTP and gRPC, for threads and for coroutines, and the module that ``pybackend client``
+writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""System shared memory of clients: tritonclient's four clients, and every kind of model, without a tensor byte on the wire."""
+"""System shared memory of clients: tritonclient's four clients, and every kind of model, without a tensor byte on the
+wire."""
 
 import asyncio
 from contextlib import contextmanager

@@ -1,7 +1,8 @@
-"""A server that remembers recurring requests, and one that does not, cannot be told apart: answers, counts, logs and traces.
+"""A server that remembers recurring requests, and one that does not, cannot be told apart: answers, counts, logs and
+traces.
 
-Both get the same bytes on the same connections: requests changed in every field, in pieces and behind each other, between loads,
-unloads and changes of settings. ``make fuzz`` plays other games, and as many as one likes.
+Both get the same bytes on the same connections: requests changed in every field, in pieces and behind each other,
+between loads, unloads and changes of settings. ``make fuzz`` plays other games, and as many as one likes.
 """
 
 import json
@@ -163,7 +164,8 @@ class GrpcPeer:
         self.is_closed = False
 
     def call(self, fields: dict[str, str], messages: list[bytes], form: str, own: str | None = None) -> list[Any]:
-        """All frames of the answer to a call, but those about windows. It may have fields of its ``own``, in one of several forms."""
+        """All frames of the answer to a call, but those about windows. It may have fields of its ``own``, in one of
+        several forms."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         block = self._encoder.encode(list(fields.items()))
         if own is not None:

@@ -210,7 +210,8 @@ def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(server):
 
 @pytest.mark.thorough
 def test_processes_that_are_forked_for_an_environment_have_a_gpu_each():
-    """Their zygote may do what any of them may: so it needs a Python that other users can run, and they users of their own."""
+    """Their zygote may do what any of them may: so it needs a Python that other users can run, and they users of their
+    own."""
     public = public_directory()
     try:
         machine = StandIn(public / "machine")
@@ -307,7 +308,8 @@ def test_a_server_ends_while_its_driver_hangs(machine, tmp_path):
 
 
 def findings(machine, *arguments, **python):
-    """What ``pybackend doctor`` finds on the machine, which has a GPU of another maker, too: status, facts and advice by layer."""
+    """What ``pybackend doctor`` finds on the machine, which has a GPU of another maker, too: status, facts and advice
+    by layer."""
     done = subprocess.run(
         [*machine.python(OF_OTHERS, **python), "-m", "pybackend", "doctor", "--json", *map(str, arguments)],
         env=machine.environment(),

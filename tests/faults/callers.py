@@ -75,9 +75,10 @@ CALLER = (
         return "dropped"
 """
 )
-"""A victim with more commands: ``call MODEL TEXT``, ``call_later GATE MODEL TEXT``, ``call_async``, ``stream`` (a list), ``stream_async``, ``streams COUNT MODEL
-TEXT``, ``many`` and ``threads`` (all at once; ``N`` in the text is each call's number), ``sizes`` (of a stream's responses),
-``drop COUNT MODEL TEXT`` (streams of which only the first response is looked at)."""
+"""A victim with more commands: ``call MODEL TEXT``, ``call_later GATE MODEL TEXT``, ``call_async``, ``stream`` (a
+list), ``stream_async``, ``streams COUNT MODEL TEXT``, ``many`` and ``threads`` (all at once; ``N`` in the text is each
+call's number), ``sizes`` (of a stream's responses), ``drop COUNT MODEL TEXT`` (streams of which only the first response
+is looked at)."""
 
 STREAMER = (
     GATE
@@ -150,8 +151,9 @@ class TritonPythonModel:
         sender.send(flags=1)
 """
 )
-"""A decoupled model whose threads answer after ``execute`` has returned, as told: ``echo TEXT``, ``count NUMBER BYTES NAME``
-(a mark for every hundred), ``gate NAME``, ``until_cancelled NAME``, ``late NAME``, ``crowd THREADS COUNT``."""
+"""A decoupled model whose threads answer after ``execute`` has returned, as told: ``echo TEXT``,
+``count NUMBER BYTES NAME`` (a mark for every hundred), ``gate NAME``, ``until_cancelled NAME``, ``late NAME``,
+``crowd THREADS COUNT``."""
 
 
 def write_caller(repository: Path, name: str, extra: str = "") -> Path:

@@ -1,4 +1,5 @@
-"""Clients that go away and processes that stand still: who waits behind them is served, and what nobody wants is not done."""
+"""Clients that go away and processes that stand still: who waits behind them is served, and what nobody wants is not
+done."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""Processes of an ensemble's parts that die in the middle of a request: it is answered, others are not harmed, all heals."""
+"""Processes of an ensemble's parts that die in the middle of a request: it is answered, others are not harmed, all
+heals."""
 
 import os
 import signal

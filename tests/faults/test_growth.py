@@ -1,4 +1,5 @@
-"""Processes that grow: beyond a limit they are ended, and before it a new one can take their place without a lost request."""
+"""Processes that grow: beyond a limit they are ended, and before it a new one can take their place without a lost
+request."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""Disks that hang stop neither the event loop nor the server's end: models, logs, traces, keys and certificates on them."""
+"""Disks that hang stop neither the event loop nor the server's end: models, logs, traces, keys and certificates on
+them."""
 
 import json
 import signal

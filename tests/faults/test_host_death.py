@@ -40,7 +40,8 @@ def kill_host(server) -> list[int]:
 
 @pytest.mark.spec("srv-P08", "pb-F04")
 def test_nothing_stays(tmp_path):
-    """One model is idle, one has large tensors in shared memory, one computes, one holds its interpreter, one has a thread."""
+    """One model is idle, one has large tensors in shared memory, one computes, one holds its interpreter, one has a
+    thread."""
     repository, temporary, cache = (tmp_path / name for name in ("models", "temporary", "cache"))
     temporary.mkdir()
     for name in ("idle", "threaded"):

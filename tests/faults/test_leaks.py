@@ -1,4 +1,5 @@
-"""Fifty deaths leave nothing behind in the host: no descriptor, no mapping, no process, no thread, and hardly any memory."""
+"""Fifty deaths leave nothing behind in the host: no descriptor, no mapping, no process, no thread, and hardly any
+memory."""
 
 import os
 import signal

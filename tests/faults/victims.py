@@ -65,8 +65,8 @@ class TritonPythonModel:
 )
 """Commands: ``echo TEXT``, ``pid``, ``gate NAME``, ``exit STATUS``, ``segv``, ``abort``.
 
-``initialize`` notes process and time in ``starts``; it fails while there is a file ``broken``, and waits at the gate ``initialize``
-if there is a file ``gated``.
+``initialize`` notes process and time in ``starts``; it fails while there is a file ``broken``, and waits at the gate
+``initialize`` if there is a file ``gated``.
 """
 
 

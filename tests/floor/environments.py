@@ -76,8 +76,8 @@ class Row:
 def rows(protocols: Sequence[bool] = (False, True)) -> list[Any]:
     """The environments to test, as parameters of pytest.
 
-    ``make test`` takes the oldest CPython with the oldest numpy over json, and the newest one found with the newest numpy
-    over msgpack; ``make test-all`` takes every CPython with both, over both.
+    ``make test`` takes the oldest CPython with the oldest numpy over json, and the newest one found with the newest
+    numpy over msgpack; ``make test-all`` takes every CPython with both, over both.
 
     Args:
         protocols: whether environments have msgpack.

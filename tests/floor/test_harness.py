@@ -1,4 +1,5 @@
-"""Models are unit-tested where nothing but numpy, or numpy and pytest, is installed: the sources of SDK, stub and wire do."""
+"""Models are unit-tested where nothing but numpy, or numpy and pytest, is installed: the sources of SDK, stub and wire
+do."""
 
 from __future__ import annotations
 

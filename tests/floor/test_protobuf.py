@@ -1,7 +1,8 @@
-"""The server works with the oldest release of protobuf that it allows, with the newest, and with protobuf in plain Python.
+"""The server works with the oldest release of protobuf that it allows, with the newest, and with protobuf in plain
+Python.
 
-The package has no upper bound, so these are what pip may choose. The newest one is as new as the environment that holds it:
-``PYBACKEND_FLOOR_CACHE`` names an empty directory to have it made again.
+The package has no upper bound, so these are what pip may choose. The newest one is as new as the environment that holds
+it: ``PYBACKEND_FLOOR_CACHE`` names an empty directory to have it made again.
 """
 
 from __future__ import annotations

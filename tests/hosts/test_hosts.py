@@ -1,4 +1,5 @@
-"""A server inside programs that are not ours: workers of gunicorn, the kernel of Jupyter. `make test-hosts` installs both."""
+"""A server inside programs that are not ours: workers of gunicorn, the kernel of Jupyter. `make test-hosts` installs
+both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Clients of other projects over real sockets: curl, nghttp, h2load and grpcio, against the smallest server on our connection."""
+"""Clients of other projects over real sockets: curl, nghttp, h2load and grpcio, against the smallest server on our
+connection."""
 
 import asyncio
 import dataclasses
@@ -117,7 +118,8 @@ class ServerProtocol(asyncio.Protocol):
 
 
 def _serve(config, *command):
-    """Run a program against a server; returns its exit status and output. ``{}`` in its arguments stands for the address."""
+    """Run a program against a server; returns its exit status and output. ``{}`` in its arguments stands for the
+    address."""
 
     async def run(address):
         arguments = [argument.replace("{}", f"http://{address}") for argument in command]

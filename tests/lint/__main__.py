@@ -2,11 +2,11 @@
 
 import sys
 
-from tests.lint import flag_page, house_rules, pages, prose, quoted_texts, snapshots, unit_tests
+from tests.lint import columns, flag_page, house_rules, pages, prose, quoted_texts, snapshots, unit_tests
 
 
 def main() -> int:
-    checks = (flag_page, house_rules, unit_tests, pages, quoted_texts, prose, snapshots)
+    checks = (flag_page, house_rules, unit_tests, pages, columns, quoted_texts, prose, snapshots)
     faults = [fault for check in checks for fault in check.faults()]
     for fault in faults:
         print(fault)

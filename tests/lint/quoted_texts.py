@@ -1,7 +1,7 @@
 """Errors and log lines that the manual quotes are texts of the source.
 
-A quote differs from the source in its values (names, numbers, paths). It is split at them, and each remaining piece must
-be part of a string in the source.
+A quote differs from the source in its values (names, numbers, paths). It is split at them, and each remaining piece
+must be part of a string in the source.
 """
 
 import ast

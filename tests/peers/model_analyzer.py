@@ -1,8 +1,8 @@
 """Model Analyzer in its remote mode against a running server, and in its local mode, in which it starts the command
 ``tritonserver``: it loads a model in several configurations and measures each.
 
-Its own perf_analyzer is an empty package, so it is given the program of :mod:`tests.peers.perf_analyzer`. It asks for instances
-on GPUs, which ``--gpu-models=cpu`` runs on the CPU.
+Its own perf_analyzer is an empty package, so it is given the program of :mod:`tests.peers.perf_analyzer`. It asks for
+instances on GPUs, which ``--gpu-models=cpu`` runs on the CPU.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class ModelAnalyzer:
 
 
 def main(folder: Path) -> bool:
-    """One run over each protocol, and one with servers of its own; returns whether every configuration was loaded and measured."""
+    """One run over each protocol, and one with servers of its own; returns whether every configuration was loaded and
+    measured."""
     analyzer = ModelAnalyzer(folder)
     with serving(analyzer.repository, flags=FLAGS) as server:
         faults = [analyzer.remote(server, protocol) for protocol in ("http", "grpc")]

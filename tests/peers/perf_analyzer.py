@@ -1,7 +1,8 @@
 """perf_analyzer against a running server: every mode in which it calls a model on a CPU.
 
-The program comes with tritonclient 2.41.0, one of the last wheels that carry it; two libraries that it wants are taken from
-the wheel of nvidia-pytriton. It measures with short windows here: the runs show that it works, not how fast the server is.
+The program comes with tritonclient 2.41.0, one of the last wheels that carry it; two libraries that it wants are taken
+from the wheel of nvidia-pytriton. It measures with short windows here: the runs show that it works, not how fast the
+server is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The attacks. Each is a function of a context that returns what it got when it succeeds, and raises when it is stopped.
+"""The attacks. Each is a function of a context that returns what it got when it succeeds, and raises when it is
+stopped.
 
 This file is imported by a model, in its process: it needs no more than a model has.
 """

@@ -133,7 +133,8 @@ def let_nobody_wait():
 
 
 def take_the_clients_of_all_front_ends():
-    """A program of the kernel's classic BPF machine chooses the socket to which a connection goes: its own, by always answering 0."""
+    """A program of the kernel's classic BPF machine chooses the socket to which a connection goes: its own, by always
+    answering 0."""
     answer = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0), 8)
     program = struct.pack("@HP", 1, ctypes.addressof(answer))
     return _listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, program)

@@ -1,9 +1,9 @@
 """Runs a command under the limits that containers usually have, without a container: capabilities, system calls, user.
 
-``python -m tests.sandbox.container docker COMMAND...``: root with the fourteen capabilities and the filter of Docker's default.
-``python -m tests.sandbox.container old COMMAND...``: the same, where Landlock is refused too.
-``python -m tests.sandbox.container kubernetes UID COMMAND...``: the "restricted" profile: another user, no capabilities, no
-new privileges, the same filter.
+``python -m tests.sandbox.container docker COMMAND...``: root with the fourteen capabilities and the filter of Docker's
+default. ``python -m tests.sandbox.container old COMMAND...``: the same, where Landlock is refused too.
+``python -m tests.sandbox.container kubernetes UID COMMAND...``: the "restricted" profile: another user, no
+capabilities, no new privileges, the same filter.
 """
 
 import ctypes

@@ -1,4 +1,5 @@
-"""Servers that models attack: as root, as another user, and under the limits of containers, in places that all can reach."""
+"""Servers that models attack: as root, as another user, and under the limits of containers, in places that all can
+reach."""
 
 import ctypes
 import json

@@ -8,8 +8,8 @@ STOPPED, ALLOWED, IMPOSSIBLE = "stopped", "allowed", "not stopped"
 STANDARD, STRICT = "standard", "strict"
 
 OWN, USER, SHARED = "own user", "server's user", "superuser"
-"""The user of a model's process: a separate one, if the server is root; the server's, if it is not root; or root, if other
-users cannot reach the interpreter or the model's files."""
+"""The user of a model's process: a separate one, if the server is root; the server's, if it is not root; or root, if
+other users cannot reach the interpreter or the model's files."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Models of one environment are forked from a process that runs its code: it can do no more than they can together, they no more
-than if each had been started by itself."""
+"""Models of one environment are forked from a process that runs its code: it can do no more than they can together,
+they no more than if each had been started by itself."""
 
 import glob
 import json

@@ -32,7 +32,8 @@ for name in ("a", "b"):
     os.rename(path, os.path.join(directory, "w"))
 return out(OUT=text(os.path.expanduser("~")))
 """
-"""As libraries do: a download that only its user may read, below a hidden directory of the home that is not there yet."""
+"""As libraries do: a download that only its user may read, below a hidden directory of the home that is not there yet.
+"""
 
 FOUND = """
 return out(OUT=text(*(open(os.path.expanduser("~/." + name + "/models/w")).read() for name in ("a", "b"))))

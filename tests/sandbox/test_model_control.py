@@ -1,4 +1,5 @@
-"""Models that load models: what they bring along is never freer than they are, and who may bring anything is the operator's word."""
+"""Models that load models: what they bring along is never freer than they are, and who may bring anything is the
+operator's word."""
 
 import json
 import os

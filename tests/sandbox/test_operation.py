@@ -1,4 +1,5 @@
-"""What operators and authors see of the sandbox: levels, the floor, what is missing, what is refused, what is left behind."""
+"""What operators and authors see of the sandbox: levels, the floor, what is missing, what is refused, what is left
+behind."""
 
 import glob
 import json

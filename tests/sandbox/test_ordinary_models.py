@@ -1,4 +1,5 @@
-"""What ordinary models do, they do at `standard` too, whoever the server runs as; what `strict` takes, its options give back."""
+"""What ordinary models do, they do at `standard` too, whoever the server runs as; what `strict` takes, its options give
+back."""
 
 import pytest
 

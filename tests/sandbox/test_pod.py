@@ -1,4 +1,5 @@
-"""A server in a pod as careful operators write it: no privileges, nothing to write to but a directory for temporary files, little shared memory."""
+"""A server in a pod as careful operators write it: no privileges, nothing to write to but a directory for temporary
+files, little shared memory."""
 
 import os
 import subprocess

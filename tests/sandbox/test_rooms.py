@@ -63,7 +63,8 @@ def check(control, attacker, attack, directory):
 
 
 def test_no_link_of_a_model_leads_the_server_to_remove_what_is_not_its(control, scratch):
-    """The victim fills its own directory with links, and takes permissions away; the server removes that and nothing else."""
+    """The victim fills its own directory with links, and takes permissions away; the server removes that and nothing
+    else."""
     target = Path(control.repository, "attacker", "1", "weights.txt")
     control.host.context["link_to"] = str(target.parent)
     succeeded, text = control.host.ask("victim", ["booby_trap"])["results"]["booby_trap"]

@@ -1,4 +1,5 @@
-"""Models that run code which the test sends, for tests of models that call models: what the code returns comes back as it is.
+"""Models that run code which the test sends, for tests of models that call models: what the code returns comes back as
+it is.
 
 Python values travel as JSON; a response (or a list of tensors) becomes the model's own answer.
 """
@@ -73,8 +74,8 @@ def write_caller(repository: Path, name: str = "caller", *, asynchronous: bool =
 def caller(server: ServerProcess, model: str = "caller") -> Run:
     """A function that sends code, with arrays; it gives what the code returns and fails if the request does.
 
-    The code sees ``call(model, INPUT=...)``, ``value(response)``, ``failure(response)``, ``in_threads(function, *rows)``,
-    ``state``, ``request`` and the usual modules.
+    The code sees ``call(model, INPUT=...)``, ``value(response)``, ``failure(response)``,
+    ``in_threads(function, *rows)``, ``state``, ``request`` and the usual modules.
     """
     send = sender(server, model)
 

@@ -8,7 +8,8 @@ from pybackend.settings import Settings
 
 
 def serve_settings(arguments: Sequence[str]) -> Settings:
-    """The settings of a server with these arguments, the first of which is ``serve``; prints them if the arguments say so."""
+    """The settings of a server with these arguments, the first of which is ``serve``; prints them if the arguments say
+    so."""
     line = parse(arguments)
     assert line is not None
     run = runnable(line)

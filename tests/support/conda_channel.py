@@ -1,7 +1,7 @@
 """A small but real conda channel, built from the interpreters of this machine and wheels, and kept for later runs.
 
-Packages are what conda clients link: metadata with hashes, prefixes to replace in text and in binaries, entry points. Nothing
-of it comes from a conda channel.
+Packages are what conda clients link: metadata with hashes, prefixes to replace in text and in binaries, entry points.
+Nothing of it comes from a conda channel.
 """
 
 import fcntl
@@ -332,7 +332,8 @@ def _noarch(channel: Path) -> None:
 
 
 def _awkward(channel: Path) -> None:
-    """Every feature that has ever broken a packed environment: prefixes of all kinds, links, options in a shebang, activation."""
+    """Every feature that has ever broken a packed environment: prefixes of all kinds, links, options in a shebang,
+    activation."""
     with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory)
         _write(tree, {

@@ -1,10 +1,10 @@
 """Where the time of a run goes: ``build/durations.txt`` lists every file of tests with the CPU time that it took.
 
-CPU time, and not the clock, since a neighbour on the machine changes the latter. It counts this process, the processes that
-it has waited for with all that those waited for, and servers that were forked: see ``warm_start``.
+CPU time, and not the clock, since a neighbour on the machine changes the latter. It counts this process, the processes
+that it has waited for with all that those waited for, and servers that were forked: see ``warm_start``.
 
-The table of the slowest files in ``tests/README.md`` is also the order in which files start: the longest go first, so that
-no process of a parallel run is left alone with one at the end.
+The table of the slowest files in ``tests/README.md`` is also the order in which files start: the longest go first, so
+that no process of a parallel run is left alone with one at the end.
 
 A plugin of pytest.
 """

@@ -1,4 +1,5 @@
-"""Ensembles for tests: their configurations, models to put into them, and what they may hold when nothing is asked of them."""
+"""Ensembles for tests: their configurations, models to put into them, and what they may hold when nothing is asked of
+them."""
 
 import asyncio
 import time
@@ -119,7 +120,8 @@ async def refusal(
 
 
 def held(model: Model) -> dict[str, int]:
-    """What a model holds for requests: input and output memory, requests, and the ensembles that are not through with it."""
+    """What a model holds for requests: input and output memory, requests, and the ensembles that are not through with
+    it."""
     found = {"requests": model.open_requests.count, "holds": model.open_requests.holds}
     if isinstance(model, EnsembleModel):
         requests = model._requests

@@ -1,4 +1,5 @@
-"""Frameworks that take seconds to import: only the process that runs their tests pays for it, not each that collects them."""
+"""Frameworks that take seconds to import: only the process that runs their tests pays for it, not each that collects
+them."""
 
 import importlib
 import importlib.util

@@ -1,4 +1,5 @@
-"""How many examples a test of garbage tries: few in every run of the tests, as many as wanted with ``make fuzz TIMES=100``.
+"""How many examples a test of garbage tries: few in every run of the tests, as many as wanted with
+``make fuzz TIMES=100``.
 
 Every run of the tests tries the same examples; ``make fuzz`` tries new ones each time.
 """

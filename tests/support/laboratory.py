@@ -1,4 +1,5 @@
-"""A model that runs code which the test sends, so that a test shows what happens inside ``execute`` and what comes of it."""
+"""A model that runs code which the test sends, so that a test shows what happens inside ``execute`` and what comes of
+it."""
 
 import textwrap
 from collections.abc import Callable

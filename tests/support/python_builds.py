@@ -17,7 +17,8 @@ sysconfig.get_config_vars()["CONFIG_ARGS"] = {arguments!r}
 
 
 def python_built_with(arguments: str, program: Path) -> Path:
-    """Write a program that runs this interpreter, of which ``sysconfig`` says that ``configure`` was called with arguments.
+    """Write a program that runs this interpreter, of which ``sysconfig`` says that ``configure`` was called with
+    arguments.
 
     It makes environments that are empty, in no time.
     """

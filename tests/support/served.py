@@ -10,7 +10,8 @@ from tests.support.server import ServerProcess, serving
 
 
 def served(*, all_survive: bool = False, **options: Any) -> Callable[[Callable[[Path], object]], Any]:
-    """Makes a fixture for all tests of a file: a server on the models that the decorated function writes into a directory.
+    """Makes a fixture for all tests of a file: a server on the models that the decorated function writes into a
+    directory.
 
     The directory is the server's ``repository``.
 

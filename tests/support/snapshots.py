@@ -1,8 +1,8 @@
 """Snapshots: texts of ours that tests compare as a whole, in the files ``__snapshots__/*.ambr`` beside the tests.
 
-``make snapshots`` renews them. syrupy reads and writes them; here are the two things that it cannot know: what differs from
-run to run, and that a run of some tests says nothing about the snapshots of others (``tests/lint/snapshots.py`` finds those
-that no test uses).
+``make snapshots`` renews them. syrupy reads and writes them; here are the two things that it cannot know: what differs
+from run to run, and that a run of some tests says nothing about the snapshots of others (``tests/lint/snapshots.py``
+finds those that no test uses).
 """
 
 import re

@@ -1,7 +1,8 @@
-"""Requests whose responses come one by one: a model that runs the test's code, and an in-process client that takes its time.
+"""Requests whose responses come one by one: a model that runs the test's code, and an in-process client that takes its
+time.
 
-The model answers through response senders; the client sees each response when the host has it, and may pause, resume and
-cancel, as front ends do.
+The model answers through response senders; the client sees each response when the host has it, and may pause, resume
+and cancel, as front ends do.
 """
 
 import asyncio
@@ -181,7 +182,8 @@ instance_group {{ count: {count} kind: KIND_CPU }}
 def through_front(
     server: ServerProcess, target: str, code: str, *, asynchronous: bool = False, values: tuple[int, ...] = ()
 ) -> list[dict[str, Any]]:
-    """Run code in a decoupled model, over HTTP: its responses, the empty one with the final flag too, as the caller sees them."""
+    """Run code in a decoupled model, over HTTP: its responses, the empty one with the final flag too, as the caller
+    sees them."""
     inputs = {"CODE": function(code, asynchronous=asynchronous)}
     if values:
         inputs["IN"] = np.array(values, np.int32)

@@ -1,4 +1,5 @@
-"""Tests that ``make test`` leaves to ``make test-all``: more rows of a table of which it runs one, and what takes minutes.
+"""Tests that ``make test`` leaves to ``make test-all``: more rows of a table of which it runs one, and what takes
+minutes.
 
 A file that is named on the command line is run whole.
 

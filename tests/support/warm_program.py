@@ -62,7 +62,8 @@ def _reap(options: int) -> None:
 
 
 def _watch(interrupt: signal.Handlers, stdout: int, stderr: int, reports: int) -> None:
-    """Fork once more, and return in that process. This one reports its number, and later its exit status and CPU seconds."""
+    """Fork once more, and return in that process. This one reports its number, and later its exit status and CPU
+    seconds."""
     pid = os.fork()
     if not pid:
         signal.signal(signal.SIGINT, interrupt)

@@ -1,7 +1,7 @@
 """Servers and commands that are forked from a process with the server's modules, one for each process of pytest.
 
-A server's start takes more than a second of CPU time, nearly all of it for imports, and hundreds of tests need a server of
-their own. One of these starts as ``python -m pybackend`` does, but for the imports: the same arguments, environment,
+A server's start takes more than a second of CPU time, nearly all of it for imports, and hundreds of tests need a server
+of their own. One of these starts as ``python -m pybackend`` does, but for the imports: the same arguments, environment,
 directory, entry point, streams and exit status. Tests of starts, ends and processes start the command itself.
 """
 
@@ -26,7 +26,8 @@ from typing import IO, Any
 _PROGRAM = Path(__file__).with_name("warm_program.py")
 _CHANGES_WITH_EACH_TEST = "PYTEST_CURRENT_TEST"
 _READ_AT_ITS_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "OPENBLAS_", "OMP_", "MKL_")
-"""Variables, by their beginnings, that an interpreter and its libraries read once: a fork would come too late for them."""
+"""Variables, by their beginnings, that an interpreter and its libraries read once: a fork would come too late for them.
+"""
 _END_S = 60
 
 
@@ -183,7 +184,8 @@ def warm_process(
         limits: other values of constants, by their full names: what a server waits seconds for, a test need not.
 
     Returns:
-        None where processes are not to be forked, or where that would not be the same: the environment has variables that
+        None where processes are not to be forked, or where that would not be the same: the environment has variables
+            that
         are read before anything else.
     """
     place = _Place.of(env, cwd)

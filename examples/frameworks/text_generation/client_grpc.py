@@ -1,4 +1,5 @@
-"""Reads three texts from babble on one gRPC stream: they are generated together, and their pieces come as they are ready."""
+"""Reads three texts from babble on one gRPC stream: they are generated together, and their pieces come as they are
+ready."""
 
 import argparse
 import json

@@ -1,6 +1,7 @@
 """Writes the model: a tiny GPT-2 with random weights and a tokenizer of a few words, in a directory of Hugging Face.
 
-It has learned nothing, so its answers are words in no order. A real model is served by putting its directory there instead.
+It has learned nothing, so its answers are words in no order. A real model is served by putting its directory there
+instead.
 """
 
 from pathlib import Path

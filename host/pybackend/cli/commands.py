@@ -86,7 +86,8 @@ def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> in
     from pybackend.observability.logging import LOG, take_closed_descriptors
 
     if visitor is None:  # a command with a visitor has files to remove
-        # Until the server installs its handlers: imported code may catch a KeyboardInterrupt in the middle of an import.
+        # Until the server installs its handlers: imported code may catch a KeyboardInterrupt in the middle of an
+        # import.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     take_closed_descriptors()
     LOG.open(settings.log, sys.stdout if visitor is None else sys.stderr)

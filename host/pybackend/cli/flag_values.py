@@ -90,7 +90,8 @@ def repository_place(text: str) -> Path | str:
 def absolute(path: Path) -> Path:
     """The path from the root, without ``..``: models receive it, and may change their working directory.
 
-    Links stay in it, because they may lead elsewhere later; only those before a ``..`` are followed, as the kernel does.
+    Links stay in it, because they may lead elsewhere later; only those before a ``..`` are followed, as the kernel
+    does.
     """
     whole = path.absolute()
     if ".." not in whole.parts:

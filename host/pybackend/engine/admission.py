@@ -1,6 +1,7 @@
 """An admission: the path of one request to a model version, from opening by name to submission.
 
-A front end knows bytes, its protocol and admissions. These interfaces hold for models here (:mod:`pybackend.engine.engine`) and elsewhere.
+A front end knows bytes, its protocol and admissions. These interfaces hold for models here
+(:mod:`pybackend.engine.engine`) and elsewhere.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ CLIENT = Sender()
 class Admission(Protocol):
     """A request's admission to a model, used for one request by one front end.
 
-    The front end never releases memory from :meth:`allocate`, nor any memory of the request after :meth:`submit`: if the
-    request is refused, the admission releases it.
+    The front end never releases memory from :meth:`allocate`, nor any memory of the request after :meth:`submit`: if
+    the request is refused, the admission releases it.
     """
 
     @property
@@ -137,8 +138,8 @@ class ClientAdmission(Admission, Protocol):
 
 Route = Callable[[InferenceRequest, OnResponse], RequestHandle | None]
 """A shortcut to a version, for requests that were completely checked against its signature: queues one as
-:meth:`ClientAdmission.submit` does. It returns None if another version would answer, or none: the request needs a new admission,
-and remains the caller's.
+:meth:`ClientAdmission.submit` does. It returns None if another version would answer, or none: the request needs a new
+admission, and remains the caller's.
 
 A front end keeps it between requests. It does not keep the version alive.
 """

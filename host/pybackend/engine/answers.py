@@ -49,7 +49,8 @@ class RefusalReason(StrEnum):
     DENIED = "denied"
 
 
-# All other codes mean an invalid request: the reference answers a mistake in the JSON with its code for internal errors.
+# All other codes mean an invalid request: the reference answers a mistake in the JSON with its code for internal
+# errors.
 _BY_CODE = {
     ErrorCode.UNSUPPORTED: RefusalReason.UNSUPPORTED,
     ErrorCode.UNAVAILABLE: RefusalReason.UNAVAILABLE,

@@ -1,7 +1,8 @@
 """The engine finds the version that answers a request, and queues the request there.
 
-An admission is the path of one request to a version, from opening by name to submission. The rules that all front ends share are here:
-the version that answers, its replacement while a body arrives, the memory that holds the bytes, and the validation of the request.
+An admission is the path of one request to a version, from opening by name to submission. The rules that all front ends
+share are here: the version that answers, its replacement while a body arrives, the memory that holds the bytes, and the
+validation of the request.
 """
 
 from __future__ import annotations
@@ -115,7 +116,10 @@ class InferenceEngine:
         return not await model.health.not_ready_reason()
 
     async def is_ready_by_name(self, name: str, version: str = "") -> bool:
-        """True if that version is ready, or any for ``""``, and False for an unknown model; see :meth:`is_model_ready`."""
+        """True if that version is ready, or any for ``""``, and False for an unknown model.
+
+        See :meth:`is_model_ready`.
+        """
         for model in reversed(self._catalogue.known_versions(name, version)):
             if await self.is_model_ready(model):
                 return True
@@ -213,7 +217,8 @@ class InferenceEngine:
     ) -> PendingRequest:
         """Queue a request that names no version where the rules of its model say; otherwise as :meth:`submit`.
 
-        They have chosen ``model`` already (``is_chosen``), or may choose another version, for which the request is validated again.
+        They have chosen ``model`` already (``is_chosen``), or may choose another version, for which the request is
+        validated again.
         """
         entry = self._catalogue.entries.get(model.full_name)
         if entry is None or entry.traffic is None:

@@ -48,7 +48,10 @@ class VersionFigures:
 
     @property
     def is_ready(self) -> bool:
-        """True as for a probe, if the model's own check says what it said last; see :meth:`RepositoryFigures.ask_models`."""
+        """True as for a probe, if the model's own check says what it said last.
+
+        See :meth:`RepositoryFigures.ask_models`.
+        """
         health = self._model.health
         return health.is_ready and not health.own_objection
 

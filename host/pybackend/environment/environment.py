@@ -33,7 +33,10 @@ class Environment:
 
 
 def installed_packages(directories: Iterable[Path]) -> dict[str, str]:
-    """The versions of the packages whose files lie in these directories, by name; no file of a package is read. Blocking."""
+    """The versions of the packages whose files lie in these directories, by name.
+
+    No file of a package is read. Blocking.
+    """
     found: dict[str, str] = {}
     for directory in directories:
         with suppress(OSError):

@@ -28,8 +28,8 @@ _OF_THE_LOADER = ("LD_LIBRARY_PATH", LIBRARY_PATH)
 RunShell = Callable[[Environment, Path, Sequence[str], threading.Event], tuple[ShellRun, str]]
 """Runs a shell that may read the scripts' directory and the environment; also returns the shell's private directory.
 
-The event is set when the result is no longer needed. It raises PybackendError (the shell cannot be confined), OSError (it cannot be
-started) or Cancelled.
+The event is set when the result is no longer needed. It raises PybackendError (the shell cannot be confined), OSError
+(it cannot be started) or Cancelled.
 """
 
 

@@ -18,8 +18,8 @@ COST = "each request takes 1.04 to 1.45 times the CPU"
 def is_optimised() -> bool:
     """Whether this interpreter was compiled with the optimisations that its build offers, as far as can be known.
 
-    Distributions drive the build themselves, so the arguments of ``configure`` do not tell: an interpreter below ``/usr``
-    counts as optimised, unless it was built for debugging.
+    Distributions drive the build themselves, so the arguments of ``configure`` do not tell: an interpreter below
+    ``/usr`` counts as optimised, unless it was built for debugging.
     """
     if sysconfig.get_config_var("Py_DEBUG"):
         return False

@@ -1,8 +1,8 @@
 """Reads a tar stream in one pass: blocks in, entries with their final names and sizes out.
 
-It knows the formats ustar, pax, GNU and the old one without a magic number. The standard library decodes single blocks; what
-blocks mean together is decided here, once, so that no release of tarfile reads an archive in another way than it was checked.
-Nothing is read into memory before its size is known to be small.
+It knows the formats ustar, pax, GNU and the old one without a magic number. The standard library decodes single blocks;
+what blocks mean together is decided here, once, so that no release of tarfile reads an archive in another way than it
+was checked. Nothing is read into memory before its size is known to be small.
 """
 
 from __future__ import annotations

@@ -18,7 +18,9 @@ from pybackend.settings import ALL_ADDRESSES, FurtherPortSettings, Settings
 
 @dataclass
 class BoundPorts:
-    """The sockets, and what makes them secure; empty or None for a service that is switched off, and None for a plain port.
+    """The sockets, and what makes them secure.
+
+    Empty or None for a service that is switched off, and None for a plain port.
 
     HTTP and gRPC have a socket for each front end, or one if there are none.
     """
@@ -32,7 +34,10 @@ class BoundPorts:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The addresses of the ports for HTTP, gRPC and metrics, by ``http``, ``grpc`` and ``metrics``; empty if there is none."""
+        """The addresses of the ports for HTTP, gRPC and metrics, by ``http``, ``grpc`` and ``metrics``.
+
+        Empty if there is none.
+        """
         first = {"http": self.http[:1], "grpc": self.grpc[:1], "metrics": [self.metrics] if self.metrics else []}
         return {name: address_of(sockets[0]) if sockets else "" for name, sockets in first.items()}
 

@@ -97,7 +97,10 @@ class Client(Protocol):
 
     @property
     def unread(self) -> Iterable[InferenceResponse]:
-        """Responses that must stay in memory until the client has read them. Released ones among them have no outputs."""
+        """Responses that must stay in memory until the client has read them.
+
+        Released ones among them have no outputs.
+        """
 
     @property
     def arriving(self) -> Iterable[ClientAdmission]:
@@ -142,7 +145,10 @@ class ClientBytes:
             raise self._memory.error(nbytes - before)
 
     def leave_unread(self, nbytes: int) -> None:
-        """Set :attr:`unread_bytes`. If the server's limit is reached, the client is disconnected, but not before this returns."""
+        """Set :attr:`unread_bytes`.
+
+        If the server's limit is reached, the client is disconnected, but not before this returns.
+        """
         self.unread_bytes = nbytes
         if not self._memory.count(self):
             asyncio.get_running_loop().call_soon(self.drop)
@@ -156,7 +162,10 @@ class ClientBytes:
         self._memory.sending.discard(self)
 
     def drop_other_sender(self, admission: ClientAdmission) -> bool:
-        """Disconnect the slowest client whose request holds memory that a request of this one needs; False if no slow one does."""
+        """Disconnect the slowest client whose request holds memory that a request of this one needs.
+
+        False if no slow one does.
+        """
         return self._memory.drop_sender(lambda each: each.shares_memory_with(admission), self)
 
     def drop(self) -> None:
@@ -203,7 +212,10 @@ class ClientMemory:
         self._leaving: list[tuple[set[ClientBytes], Callable[[], None]]] = []
 
     def count(self, flow: ClientBytes) -> bool:
-        """Count what a flow takes now, and disconnect slow clients if it is too much; False if it still is: nothing changes."""
+        """Count what a flow takes now, and disconnect slow clients if it is too much.
+
+        False if it still is: nothing changes.
+        """
         total = flow.held_bytes + flow.unread_bytes
         wanted = total if total > UNCOUNTED_BYTES and flow.client is not None else 0
         more = wanted - flow.counted_bytes
@@ -239,7 +251,8 @@ class ClientMemory:
     def drop_readers(self, is_part: Callable[[Buffer], bool], nbytes: int, then: Callable[[], None]) -> bool:
         """Memory of a model's process is short: disconnect slow clients whose unread responses lie there.
 
-        ``is_part`` says it of a tensor. ``then`` is called once the responses are released; False if there is no such client.
+        ``is_part`` says it of a tensor. ``then`` is called once the responses are released; False if there is no such
+        client.
         """
         leaving: set[ClientBytes] = set()
         for flow in _slow(self.counted):

@@ -23,11 +23,12 @@ _MOST_READING_S = 10.0
 class FollowedFiles(Generic[_T]):
     """Some files with one meaning.
 
-    ``read`` may block, and runs in a thread; a ServerError leaves everything as it was, but the first reading passes it on.
-    ``take`` gets what was read again, on the event loop. The log calls the files ``what``, a plural.
+    ``read`` may block, and runs in a thread; a ServerError leaves everything as it was, but the first reading passes it
+    on. ``take`` gets what was read again, on the event loop. The log calls the files ``what``, a plural.
 
     Attributes:
-        handing: each hands what was taken to other processes. The log says that the files were read once all of them have it.
+        handing: each hands what was taken to other processes. The log says that the files were read once all of them
+            have it.
     """
 
     def __init__(self, what: str, files: Sequence[Path], read: Callable[[], _T], take: Callable[[_T], None]) -> None:

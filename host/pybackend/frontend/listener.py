@@ -24,7 +24,8 @@ MOST_HANDSHAKES = 1024
 """Of one port at a time; each holds some 60 KB. Further clients wait in the system's queue."""
 
 GRACE_S = 1.0
-"""A handshake that has taken so long is broken off when there are too many, so that a flood of them locks nobody out."""
+"""A handshake that has taken so long is broken off when there are too many, so that a flood of them locks nobody out.
+"""
 
 _PAUSE_S = 0.1
 """The pause after an accept that failed, for example because there was no descriptor."""
@@ -63,8 +64,8 @@ def is_reserved(descriptor: int) -> bool:
 def is_secure(transport: asyncio.BaseTransport) -> bool:
     """True for a connection with TLS.
 
-    Its transport keeps what it was given for an unknown time, and its count of waiting bytes includes those of TLS itself.
-    Memory with another use afterwards must therefore be copied for it.
+    Its transport keeps what it was given for an unknown time, and its count of waiting bytes includes those of TLS
+    itself. Memory with another use afterwards must therefore be copied for it.
     """
     return transport.get_extra_info("sslcontext") is not None
 
@@ -147,7 +148,10 @@ class Port(Generic[_C]):
         self.ended.set()
 
     def stop_listening(self) -> None:
-        """Refuse new connections. Those that clients keep stay open: what still comes is answered, and told to be the last."""
+        """Refuse new connections.
+
+        Those that clients keep stay open: what still comes is answered, and told to be the last.
+        """
         if isinstance(self._sock, LocalSocket):
             self._sock.remove_file()
         if self._listener is not None:

@@ -27,9 +27,9 @@ _ALL_ADDRESSES = frozenset({"0.0.0.0", "::"})  # noqa: S104  what a socket says 
 def bind(address: str, port: int, service: str, *, reuse_port: bool = False) -> socket.socket:
     """A bound socket; connections wait in its backlog until it is served. A shared one is not offered any before.
 
-    The address is IPv4, IPv6, a host's name, or ``unix:`` and the path of a Unix-domain socket; ``::`` takes connections of
-    IPv4 too. The port 0 is a free one. The service is named in messages. ``reuse_port`` shares the port with other servers of
-    the same user that also ask for it.
+    The address is IPv4, IPv6, a host's name, or ``unix:`` and the path of a Unix-domain socket; ``::`` takes
+    connections of IPv4 too. The port 0 is a free one. The service is named in messages. ``reuse_port`` shares the port
+    with other servers of the same user that also ask for it.
 
     Raises:
         ServerError: the address is unavailable.
@@ -144,9 +144,9 @@ _LOCK_PAUSE_S = 0.01
 class LocalSocket(socket.socket):
     """A listening Unix-domain socket.
 
-    A socket file whose server has gone is replaced. While this happens the directory is locked, so that of two servers that
-    start at once, one does not remove the file of the other. A ServerError says that the path is unusable or too long, is no
-    socket, or that a server listens there. Slashes at its beginning count as one, as in gRPC's addresses.
+    A socket file whose server has gone is replaced. While this happens the directory is locked, so that of two servers
+    that start at once, one does not remove the file of the other. A ServerError says that the path is unusable or too
+    long, is no socket, or that a server listens there. Slashes at its beginning count as one, as in gRPC's addresses.
     """
 
     def __init__(self, address: str, service: str, backlog: int) -> None:
@@ -171,7 +171,10 @@ class LocalSocket(socket.socket):
         return f"{LOCAL_ADDRESS}{self._place}"
 
     def remove_file(self) -> None:
-        """Remove the socket's file, unless another one has taken its place. To be called before the socket is closed."""
+        """Remove the socket's file, unless another one has taken its place.
+
+        To be called before the socket is closed.
+        """
         identity, self._identity = self._identity, None  # once: without a socket, another file may get its number
         with suppress(OSError):
             if _identity(self._place) == identity:

@@ -28,7 +28,10 @@ _NAMES = {"http": "HTTP", "grpc": "gRPC"}
 
 
 class RequestLog:
-    """Shared by all connections of a server. While it is ``on``, front ends begin a :class:`RequestRecord` for each request."""
+    """Shared by all connections of a server.
+
+    While it is ``on``, front ends begin a :class:`RequestRecord` for each request.
+    """
 
     def __init__(self, access: AccessLog | None = None) -> None:
         self.on = False
@@ -154,7 +157,9 @@ def begin_trace(
     *,
     sends: bool = True,
 ) -> RequestTrace | None:
-    """Begin the trace of a complete request that is about to be submitted; None if it is not sampled. Not for the hot path.
+    """Begin the trace of a complete request that is about to be submitted; None if it is not sampled.
+
+    Not for the hot path.
 
     ``model`` is its full name, ``protocol`` ``HTTP`` or ``GRPC``. The request's first bytes arrived at ``began_ns`` by
     ``time.monotonic_ns()``; 0 for now. With ``sends``, the front end calls :meth:`RequestTrace.sent`.

@@ -30,8 +30,8 @@ class Substitute(asyncio.BaseProtocol):
 class DirectReceiver(Substitute, asyncio.BufferedProtocol):
     """The kernel writes the bytes of large tensors to their place.
 
-    ``room`` gives the place of the next bytes, None if they belong elsewhere: then the connection goes on. ``stored`` is called
-    with the number of bytes that were written there.
+    ``room`` gives the place of the next bytes, None if they belong elsewhere: then the connection goes on. ``stored``
+    is called with the number of bytes that were written there.
     """
 
     def __init__(

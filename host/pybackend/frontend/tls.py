@@ -26,10 +26,12 @@ class Secured:
 
 
 class PortCertificates(Secured):
-    """The certificates of one port, and the context that they make. New files count for new connections; open ones go on as they are.
+    """The certificates of one port, and the context that they make.
 
-    The service is ``http`` or ``grpc``, as flags begin; the protocol is its name for the choice of one during the handshake
-    (ALPN). A ServerError names a file that cannot be used, and its flag.
+    New files count for new connections; open ones go on as they are.
+
+    The service is ``http`` or ``grpc``, as flags begin; the protocol is its name for the choice of one during the
+    handshake (ALPN). A ServerError names a file that cannot be used, and its flag.
 
     Attributes:
         settings: name the files.

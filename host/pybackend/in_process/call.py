@@ -294,7 +294,10 @@ def is_large(tensor: InputTensor) -> bool:
 
 
 def _lend(admission: ModelAdmission, tensor: InputTensor) -> Buffer | None:
-    """Give a tensor the model's memory, and fill that unless it is large; returns the bytes that are still to be copied."""
+    """Give a tensor the model's memory, and fill that unless it is large.
+
+    Returns the bytes that are still to be copied.
+    """
     data = tensor.data
     assert data is not None
     if len(data) <= INLINE_BYTES:
@@ -315,7 +318,10 @@ def kinds_of(tensors: Sequence[InputTensor]) -> Kinds:
 
 
 def _shapes_if_small(tensors: Sequence[InputTensor]) -> tuple[Shape, ...] | None:
-    """The names, datatypes and shapes of tensors that all travel in messages; None if one does not, or has strings, to be checked."""
+    """The names, datatypes and shapes of tensors that all travel in messages.
+
+    None if one does not, or has strings, to be checked.
+    """
     shapes = []
     for tensor in tensors:
         data = tensor.data

@@ -16,7 +16,8 @@ Step = Callable[[], object]
 class Crossing:
     """Has an event loop call functions for other threads, in order; one wake-up serves all that wait.
 
-    After the loop's end, the thread that sends a function calls it if the crossing is ``lasting``; otherwise nobody does.
+    After the loop's end, the thread that sends a function calls it if the crossing is ``lasting``; otherwise nobody
+    does.
     """
 
     __slots__ = ("_has_ended", "_is_woken", "_lasting", "_loop", "_waiting")

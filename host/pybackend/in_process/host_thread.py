@@ -1,7 +1,8 @@
 """The thread in which a server runs inside its caller's process.
 
-It starts the models' processes, which the kernel ends with the thread that has started them, so it lasts as long as the server.
-It never runs a caller's code. The process stays as it is: no signal handler, limit or setting of the interpreter changes.
+It starts the models' processes, which the kernel ends with the thread that has started them, so it lasts as long as the
+server. It never runs a caller's code. The process stays as it is: no signal handler, limit or setting of the
+interpreter changes.
 """
 
 from __future__ import annotations

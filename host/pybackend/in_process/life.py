@@ -25,7 +25,10 @@ Value = TypeVar("Value")
 
 
 class Life:
-    """Starts and stops the thread that serves, and finds it for those who use it. When nobody refers to it, the server stops."""
+    """Starts and stops the thread that serves, and finds it for those who use it.
+
+    When nobody refers to it, the server stops.
+    """
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -58,7 +61,10 @@ class Life:
             weakref.finalize(self, host.begin_stop).atexit = False
 
     def stop(self) -> None:
-        """Stop, and wait for the end; nothing if it is not started, or if this process was forked from that of the server."""
+        """Stop, and wait for the end.
+
+        Nothing if it is not started, or if this process was forked from that of the server.
+        """
         if self._pid != os.getpid():
             return
         with self._changing:
@@ -82,7 +88,10 @@ class Life:
             )
 
     def ask(self, question: Callable[[], Coroutine[Any, Any, Value]]) -> Value:
-        """Run a coroutine on the engine's loop, and wait for its result. Raises TritonError instead of the engine's errors."""
+        """Run a coroutine on the engine's loop, and wait for its result.
+
+        Raises TritonError instead of the engine's errors.
+        """
         try:
             return self.host.begin_ask(question).result()
         except InferenceError as error:

@@ -1,4 +1,7 @@
-"""Where tensors lie: the host's memory, by the names of the reference; memory that a caller's allocator brings for outputs."""
+"""Where tensors lie: the host's memory, by the names of the reference.
+
+Memory that a caller's allocator brings for outputs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,8 @@ class DLDeviceType(IntEnum):
 
 
 DeviceOrMemoryType = MemoryType | str | tuple[MemoryType | str, int] | tuple[DLDeviceType, int]
-"""A kind of memory, with the number of its device: ``"cpu"``, ``"gpu:1"``, ``(MemoryType.CPU, 0)``, ``(DLDeviceType.kDLCPU, 0)``."""
+"""A kind of memory, with the number of its device: ``"cpu"``, ``"gpu:1"``, ``(MemoryType.CPU, 0)``,
+``(DLDeviceType.kDLCPU, 0)``."""
 
 _OF_DLPACK = {
     DLDeviceType.kDLCPU: MemoryType.CPU,

@@ -42,7 +42,10 @@ def _alone() -> Iterator[None]:
 
 
 class MetricFamily:
-    """Metrics that share a name and differ by their labels. Raises TritonError: the name is wrong, or taken by another kind."""
+    """Metrics that share a name and differ by their labels.
+
+    Raises TritonError: the name is wrong, or taken by another kind.
+    """
 
     def __init__(self, kind: MetricKind, name: str, description: str) -> None:
         self.kind = MetricKind(kind)

@@ -59,7 +59,10 @@ class ModelTxnPropertyFlag(IntFlag):
 
 @dataclass
 class InferenceRequest:
-    """A request. ``inputs`` are NumPy arrays, objects with ``__dlpack__``, lists of strings or numbers, or tensors, by name."""
+    """A request.
+
+    ``inputs`` are NumPy arrays, objects with ``__dlpack__``, lists of strings or numbers, or tensors, by name.
+    """
 
     model: Model
     request_id: str = ""
@@ -101,8 +104,9 @@ class Model:
     ) -> ResponseIterator:
         """Send a request, and return an iterator over its responses; see :class:`InferenceRequest` for the fields.
 
-        Large arrays were read when this returns. Raises TritonError: there is no server, no such model or input, or the request is
-        wrong otherwise. Other errors are raised by the iterator. Unless ``raise_on_error``, errors are in its responses.
+        Large arrays were read when this returns. Raises TritonError: there is no server, no such model or input, or the
+        request is wrong otherwise. Other errors are raised by the iterator. Unless ``raise_on_error``, errors are in
+        its responses.
         """
         host, sent, queue, place = self._request(inference_request, fields)
         answers: SimpleQueue[CopiedResponse] = SimpleQueue()

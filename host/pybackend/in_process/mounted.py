@@ -1,6 +1,7 @@
 """The routes of the v2 protocol as an ASGI application for a caller's own web server.
 
-The application runs on the engine's loop. Each message crosses to the caller's loop and back, so that neither waits for the other.
+The application runs on the engine's loop. Each message crosses to the caller's loop and back, so that neither waits for
+the other.
 """
 
 from __future__ import annotations

@@ -158,7 +158,10 @@ def in_options(text: str) -> str:
 
 
 def settings_of(options: Options) -> Settings:
-    """The settings of a server with these options. Raises ServerError: an option is wrong, or they contradict each other."""
+    """The settings of a server with these options.
+
+    Raises ServerError: an option is wrong, or they contradict each other.
+    """
     from pybackend.cli.command_line import parse_serve_flags
 
     for name, kind in get_type_hints(Options).items():

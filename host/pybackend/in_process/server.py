@@ -23,8 +23,8 @@ from pybackend.repository.entry import ModelStatus
 class Server:
     """Serves the models of a repository inside this process: ``with Server(model_repository=...) as server``.
 
-    All methods may be called from any thread. They block; in a coroutine use :meth:`Model.async_infer`, ``async with``, and
-    ``asyncio.to_thread`` for the others.
+    All methods may be called from any thread. They block; in a coroutine use :meth:`Model.async_infer`, ``async with``,
+    and ``asyncio.to_thread`` for the others.
     """
 
     def __init__(self, options: Options | None = None, **fields: Any) -> None:
@@ -49,8 +49,8 @@ class Server:
     ) -> Self:
         """Start, wait until the models are loaded, and return this server.
 
-        With ``wait_until_ready``, also until every one is ready, at most ``timeout`` seconds. Raises TritonError: it runs
-        already, or cannot start.
+        With ``wait_until_ready``, also until every one is ready, at most ``timeout`` seconds. Raises TritonError: it
+        runs already, or cannot start.
         """
         self._life.start()
         if wait_until_ready and not _reached(self.ready, timeout, polling_interval):
@@ -86,7 +86,10 @@ class Server:
         return bool(self._life.host)
 
     def ready(self) -> bool:
-        """Whether, if readiness is strict, every model is ready. Raises NotStartedError: it is not started, or stopped."""
+        """Whether, if readiness is strict, every model is ready.
+
+        Raises NotStartedError: it is not started, or stopped.
+        """
         return bool(self._life.ask(self._life.host.server.engine.is_ready))
 
     def metadata(self) -> dict[str, Any]:

@@ -41,7 +41,8 @@ _NUMBERS = (bool, int, float, np.bool_, np.number)
 class Tensor:
     """An array without a name, in the host's memory: ``numpy.asarray(tensor)``, ``torch.from_dlpack(tensor)``.
 
-    ``memory_buffer`` has the elements in C order, strings in the protocol's form: any object with bytes, or a MemoryBuffer.
+    ``memory_buffer`` has the elements in C order, strings in the protocol's form: any object with bytes, or a
+    MemoryBuffer.
     """
 
     __slots__ = ("_data", "_datatype", "_shape")

@@ -92,7 +92,8 @@ class PendingRequest(Struct, eq=False):
     # that path calls it.
     on_response: OnResponse
     queue: RequestHolder  # the model's queue. Never replaced.
-    # the instance or ensemble run that has taken the request, and returns it with :meth:`wait`; None while it waits in the queue
+    # the instance or ensemble run that has taken the request, and returns it with :meth:`wait`; None while it waits in
+    # the queue
     taken_by: RequestHolder | None = None
     answered: bool = False  # True once the final response has been sent. The model writes it.
     cancelled: bool = False  # True once the sender has cancelled the request. :meth:`cancel` writes it.

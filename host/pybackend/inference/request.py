@@ -29,7 +29,8 @@ class RequestFlags:
 PACKED_ALIGNMENT_BYTES = 16
 """Of packed inputs: compiled code may refuse arrays that are not aligned."""
 PackedInputs = tuple[bytes, Sequence[tuple[str, str, Sequence[int], int, int]]]
-"""The bytes of all inputs of a request, each aligned; and of each input its name, datatype, shape, and the place of its bytes there."""
+"""The bytes of all inputs of a request, each aligned; and of each input its name, datatype, shape, and the place of its
+bytes there."""
 
 
 class FollowingSteps(NamedTuple):
@@ -64,7 +65,8 @@ class InferenceRequest(Struct, eq=False):
     # the small inputs once more, as they came in one piece; they count if none was added since. None if there are
     # others.
     packed: PackedInputs | None = None
-    # outputs that may be missing even where outputs are validated: of a step of an ensemble, if all its readers can do without
+    # outputs that may be missing even where outputs are validated: of a step of an ensemble, if all its readers can do
+    # without
     dispensable_outputs: frozenset[str] = frozenset()
     following: FollowingSteps | None = None  # set for a step of an ensemble whose model shares its process
 

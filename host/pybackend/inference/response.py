@@ -42,8 +42,8 @@ Layout = tuple[Any, ...]
 def layout_of(response: InferenceResponse, outputs: Sequence[OutputTensor]) -> tuple[Layout, list[Buffer]]:
     """The layout of an answer, and the bytes of its outputs.
 
-    A layout is the name and version of the model, then the name, datatype, shape and size in bytes of each output. It is made
-    in one loop: to map getters of attributes over the outputs takes twice as long.
+    A layout is the name and version of the model, then the name, datatype, shape and size in bytes of each output. It
+    is made in one loop: to map getters of attributes over the outputs takes twice as long.
     """
     layout: list[Any] = [response.model_name, response.model_version]
     data: list[Buffer] = []

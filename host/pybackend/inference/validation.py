@@ -193,8 +193,8 @@ def byte_size_error(request: InferenceRequest, tensor: InputTensor, size_bytes: 
 def validate_bytes_tensors(request: InferenceRequest, signature: ModelSignature) -> None:
     """Walk the length fields of BYTES inputs: their number must match the shape, and no element may be truncated.
 
-    The stub does that with the ones that lie in clients' regions. The last of several invalid inputs is described, as by the
-    reference.
+    The stub does that with the ones that lie in clients' regions. The last of several invalid inputs is described, as
+    by the reference.
     """
     for _ in validate_bytes_in_steps(request, signature):
         pass

@@ -105,7 +105,8 @@ class InstanceOwner(ExecutionOwner, Protocol):
 
     Attributes:
         arena: the model's input memory.
-        send_next: called when executions have returned: before they are answered, others may begin. None while nothing may.
+        send_next: called when executions have returned: before they are answered, others may begin. None while nothing
+            may.
     """
 
     arena: TensorArena

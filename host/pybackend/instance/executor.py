@@ -100,7 +100,10 @@ class InstanceExecutor(RequestHolder):
 
     @property
     def prefetch_capacity(self) -> int:
-        """How many more executions may wait in the stub's socket; none if they would hold resources that others could use."""
+        """How many more executions may wait in the stub's socket.
+
+        None if they would hold resources that others could use.
+        """
         return self._prefetch.capacity() if self.is_up and self.gate is None else 0
 
     def execute(self, batch: list[PendingRequest], owner: ExecutionOwner | None = None) -> None:

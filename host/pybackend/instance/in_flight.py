@@ -24,7 +24,8 @@ from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import STREAM_WINDOW
 
 MOST_HANDED_BACK = 1000
-"""Times that a stub may hand work back without having answered any: an honest one does it once per execution that lasts."""
+"""Times that a stub may hand work back without having answered any: an honest one does it once per execution that
+lasts."""
 
 _GRANTED_AT_ONCE = STREAM_WINDOW // 2
 """Responses of a stream for which the host thanks with one message: short streams need none."""

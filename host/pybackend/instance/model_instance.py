@@ -311,7 +311,10 @@ class ModelInstance:
         self.output.dropped_lines += other.output.dropped_lines
 
     def end_abandoned(self, limit_s: float, now_ns: int, *, is_needed: bool) -> None:
-        """End the stub if nobody has waited for anything that it executes for some time; another one follows if that is needed."""
+        """End the stub if nobody has waited for anything that it executes for some time.
+
+        Another one follows if that is needed.
+        """
         session = self.session
         if session is None or session.process.is_shared or not self.monitor.is_abandoned(limit_s, now_ns):
             return

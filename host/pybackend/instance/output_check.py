@@ -25,8 +25,8 @@ _SIMILAR = 0.6
 class OutputForm:
     """Gives one version's responses the form that clients expect.
 
-    If it validates outputs, except hidden ones, a wrong output turns the response into an error; so does a missing one, unless
-    outputs ``may_be_missing``, as in the responses of a decoupled model.
+    If it validates outputs, except hidden ones, a wrong output turns the response into an error; so does a missing one,
+    unless outputs ``may_be_missing``, as in the responses of a decoupled model.
     """
 
     def __init__(

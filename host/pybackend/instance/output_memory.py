@@ -45,7 +45,8 @@ LONGEST_REMEMBERED_OUTPUTS = 1024
 """Bytes of the outputs' names, datatypes, shapes and places in a result that is remembered."""
 
 _InlineOutputs = tuple[list[tuple[str, str, Sequence[int], int, int]], int, int]
-"""Outputs in the tail of a frame, each with the place of its bytes; how long the tail must be; how many bytes they have."""
+"""Outputs in the tail of a frame, each with the place of its bytes; how long the tail must be; how many bytes they
+have."""
 
 LONGEST_REMEMBERED_NAME = 1024
 """Characters of an output's name; stubs send them."""
@@ -76,7 +77,8 @@ class OutputMemory:
         self._growing = False
         self._tail_left = 0
         self._layouts: Recurring[tuple[object, ...], None] = Recurring(MOST_LAYOUTS, LONGEST_REMEMBERED_NAME)
-        """Name, datatype, size and shape of outputs that were right; strings have any size. The listener was told of them."""
+        """Name, datatype, size and shape of outputs that were right; strings have any size. The listener was told of
+        them."""
         self._known: Recurring[bytes, _InlineOutputs] = Recurring(MOST_LAYOUTS, LONGEST_REMEMBERED_OUTPUTS)
         """Outputs in frames, by their bytes."""
         self.listener: OutputWarnings | None = None
@@ -140,7 +142,10 @@ class OutputMemory:
         return tensors, lambda: self.let_go(held)
 
     def _remember(self, encoded: bytes, places: Sequence[heard.TensorPlace]) -> None:
-        """Know these outputs of a frame by their bytes when they come again. In frames of many results, the same offsets recur."""
+        """Know these outputs of a frame by their bytes when they come again.
+
+        In frames of many results, the same offsets recur.
+        """
         if not self._known.comes_again(encoded):
             return
         inline = [

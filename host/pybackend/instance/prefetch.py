@@ -25,19 +25,23 @@ SLOW_NS = 5_000_000
 
 SILENCES = 5
 """After this many checks in a row without progress, the executions that wait behind the running one are recalled. Fewer
-mean nothing on a busy machine: the stub may just not have been given a core. A stall of the host counts as one check."""
+mean nothing on a busy machine: the stub may just not have been given a core. A stall of the host counts as one check.
+"""
 
 CAUTION_NS = 1_000_000
-"""For so long nothing is sent ahead after a stub has handed work back; twice as long each time, half after each success.
+"""For so long nothing is sent ahead after a stub has handed work back; twice as long each time, half after each
+success.
 
 So a silence that the machine has caused costs a millisecond, and a model that calls others each time, which hands
-everything back, soon gets nothing ahead any more."""
+everything back, soon gets nothing ahead any more.
+"""
 
 MOST_CAUTION = 10
 """The time doubles so often: up to a second."""
 
 MOST_GROWTH = 2.0
-"""One execution counts at most as so many average ones: if the stub had to wait for a core, the time is not the model's."""
+"""One execution counts at most as so many average ones: if the stub had to wait for a core, the time is not the
+model's."""
 
 REST_S = 0.001
 """Before an instance that has handed work back is again sent some to run beside other work; twice as long each time."""
@@ -46,11 +50,12 @@ REST_S = 0.001
 class Prefetch:
     """Measures the executions of one instance and says how many may be sent ahead.
 
-    Work leaves in two frames at most: one that the stub executes, and one that waits in its socket. Requests that arrive meanwhile
-    leave in one frame when the first is answered. So frames grow with the load, and the stub need not wait for the host.
+    Work leaves in two frames at most: one that the stub executes, and one that waits in its socket. Requests that
+    arrive meanwhile leave in one frame when the first is answered. So frames grow with the load, and the stub need not
+    wait for the host.
 
-    A model that calls others gets nothing ahead while a call may come: it would have to hand that back. With the answer to the last
-    call, as it usually makes them, the next execution travels along.
+    A model that calls others gets nothing ahead while a call may come: it would have to hand that back. With the answer
+    to the last call, as it usually makes them, the next execution travels along.
 
     Args:
         in_flight: the executions that the stub was sent and has not returned from, by number, oldest first.
@@ -89,7 +94,10 @@ class Prefetch:
         self.rests = False
 
     def end(self) -> None:
-        """The stub is gone. Its buffers would otherwise live as long as the instance, which is part of reference cycles."""
+        """The stub is gone.
+
+        Its buffers would otherwise live as long as the instance, which is part of reference cycles.
+        """
         self._stub = None
 
     def forget_times(self) -> None:

@@ -18,7 +18,9 @@ ResourceLimits = Mapping[Resource, int]
 
 
 class ResourceGate:
-    """Decides when an instance that needs resources may execute. The instance says when an execution begins, and when it is over.
+    """Decides when an instance that needs resources may execute.
+
+    The instance says when an execution begins, and when it is over.
 
     Args:
         on_turn: called when an execution may have become possible.

@@ -94,7 +94,8 @@ class MessageHandlers:
 _PROGRESS_BYTES, _WORD_BYTES = STACKS_OFFSET + STACKS_BYTES, 8
 
 EXIT_GRACE_S = 3.0
-"""How long a process may live on after ``finalize`` has returned: for buffers, exit handlers and threads of the model's."""
+"""How long a process may live on after ``finalize`` has returned: for buffers, exit handlers and threads of the
+model's."""
 
 _CLOSED = "closed its connection to the host and was killed"
 _BEGINS = frozenset({StubState.STARTING, StubState.LOADING, StubState.LOADED, StubState.INITIALIZING})
@@ -319,7 +320,10 @@ class StubSession:
         self.process.nudge()
 
     def last_begun(self) -> int:
-        """The execution that the stub has begun last, 0 for none; for a stub that is dead (it could still write there)."""
+        """The execution that the stub has begun last, 0 for none.
+
+        For a stub that is dead (it could still write there).
+        """
         try:
             return int.from_bytes(self._progress.read(BEGUN_WORD * _WORD_BYTES, _WORD_BYTES), "little")
         except RemoteProtocolError:  # it has cut its count short: anything may have begun

@@ -27,14 +27,15 @@ class InstanceState(Enum):
     FAILED = "failed"
     """The last restart failed; another one follows."""
     GIVEN_UP = "given up"
-    """Too many restarts failed, or were followed by a death; another one follows once in a while, and at the next request."""
+    """Too many restarts failed, or were followed by a death; another one follows once in a while, and at the next
+    request."""
     STOPPING = "stopping"
     STOPPED = "stopped"
 
 
 DisconnectSlowClients = Callable[[Callable[[Buffer], bool], int, Callable[[], None]], bool]
-"""Disconnects slow clients whose unread responses lie in memory that is short, until so many bytes become free; then calls
-back. Its first argument tells whether a tensor lies there. False if there is no such client."""
+"""Disconnects slow clients whose unread responses lie in memory that is short, until so many bytes become free; then
+calls back. Its first argument tells whether a tensor lies there. False if there is no such client."""
 
 
 def no_clients(_is_part: Callable[[Buffer], bool], _nbytes: int, _then: Callable[[], None]) -> bool:

@@ -106,7 +106,10 @@ def parse_stacks(text: str) -> list[Stack]:
 
 
 def place(stacks: Sequence[Stack], model_file: str) -> str:
-    """Where ``execute`` is, in a few words: the innermost call in the model's files, and what that calls; else ``""``."""
+    """Where ``execute`` is, in a few words: the innermost call in the model's files, and what that calls.
+
+    Else ``""``.
+    """
     directory = f"{PurePath(model_file).parent}/"
     ordered = sorted(stacks, key=lambda stack: (not stack.executes, stack.title != _COROUTINE))
     for stack in ordered:

@@ -27,7 +27,8 @@ PART_BYTES = _MIB
 """Unit in which an arena counts the memory that is taken."""
 
 MOST_ADDRESSES_BYTES = 1 << 44
-"""Addresses of an arena's segments. Announced bytes take no memory before they arrive, but addresses, of which a process has 2**47 bytes."""
+"""Addresses of an arena's segments. Announced bytes take no memory before they arrive, but addresses, of which a
+process has 2**47 bytes."""
 
 IDLE_NS = 10_000_000_000
 """How long a segment may be unused before it is closed: long enough to bridge pauses between bursts."""
@@ -62,8 +63,8 @@ class ArenaLease:
 
     Args:
         give_back: frees it.
-        fill: counts bytes of it, between two offsets, as written; raises InferenceError UNAVAILABLE if there is no memory for them.
-            None if all of it counts already.
+        fill: counts bytes of it, between two offsets, as written; raises InferenceError UNAVAILABLE if there is no
+            memory for them. None if all of it counts already.
     """
 
     is_of_model: ClassVar[bool] = True
@@ -259,7 +260,9 @@ class TensorArena:
     # Whole segments, in which others allocate blocks
 
     def lend(self, nbytes: int, present_bytes: int) -> Segment:
-        """Lend a segment with room for so many bytes to somebody who has ``present_bytes``; all of it takes memory at once.
+        """Lend a segment with room for so many bytes to somebody who has ``present_bytes``.
+
+        All of it takes memory at once.
 
         Raises:
             InferenceError: UNAVAILABLE if the limit is reached, INVALID_ARG if so many bytes never fit.

@@ -44,7 +44,8 @@ class ClientRegion(Region):
         writing = _open(name, key)
         try:
             _check_size(name, os.fstat(writing).st_size, offset, nbytes)
-            # The same object, whatever its name stands for by now. A stub that only reads cannot write through this one.
+            # The same object, whatever its name stands for by now. A stub that only reads cannot write through this
+            # one.
             reading = os.open(f"/proc/self/fd/{writing}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             os.close(writing)
@@ -195,7 +196,10 @@ class ClientRegions:
         self._regions[name] = region
 
     def unregister(self, name: str) -> None:
-        """Forget a region, or all regions if the name is empty; requests that use it finish. Unknown names are ignored."""
+        """Forget a region, or all regions if the name is empty; requests that use it finish.
+
+        Unknown names are ignored.
+        """
         self.check_enabled()
         if name:
             self._regions.pop(name, None)

@@ -99,7 +99,10 @@ _mapped_segments: WeakValueDictionary[int, Segment] = WeakValueDictionary()
 
 
 def place_of(view: memoryview) -> tuple[Segment, int] | None:
-    """The segment of which this is a view, and the view's offset there; None for any other view, or if the segment was closed."""
+    """The segment of which this is a view, and the view's offset there.
+
+    None for any other view, or if the segment was closed.
+    """
     segment = _mapped_segments.get(id(view.obj))
     if segment is None or segment.descriptor < 0:
         return None

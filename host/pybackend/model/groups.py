@@ -1,7 +1,7 @@
 """The groups of models that live in one process: PROCESS_GROUP in their parameters.
 
-Members share an environment, a sandbox and the settings of their Python, so they must agree on all of it. What comes with a
-load request never joins: it would run beside what the operator has installed.
+Members share an environment, a sandbox and the settings of their Python, so they must agree on all of it. What comes
+with a load request never joins: it would run beside what the operator has installed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ class ProcessGroup:
             self.terms = replace(self.terms, gpus=terms.gpus)
 
     def check_reach(self, model: str, directory: Path) -> None:
-        """Check that the processes can reach a model's files. Raises ModelLoadError: they were confined without them."""
+        """Check that the processes can reach a model's files.
+
+        Raises ModelLoadError: they were confined without them.
+        """
         if self.sandbox is not None and os.path.realpath(directory) not in self.directories:
             raise ModelLoadError(
                 f"model '{model}' cannot join PROCESS_GROUP '{self.name}': the group's processes were confined before it came, "

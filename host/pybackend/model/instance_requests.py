@@ -96,8 +96,8 @@ class InstanceRequests(RequestOutcomes):
     ) -> None:
         """Start accepting requests; the version is loaded.
 
-        ``form`` is None if outputs are sent exactly as the model returns them. The responses of ``decoupled`` models are
-        counted one by one.
+        ``form`` is None if outputs are sent exactly as the model returns them. The responses of ``decoupled`` models
+        are counted one by one.
         """
         self._scheduler, self._instances, self._form = scheduler, instances, form
         self.send_next = None if scheduler.waits_for_answers else scheduler.dispatch

@@ -79,7 +79,10 @@ def _middle(key: int) -> float:
 
 
 class RecentTimes:
-    """Quantiles of the last few values, at the price of an append for each; they are sorted only when somebody reads them."""
+    """Quantiles of the last few values, at the price of an append for each.
+
+    They are sorted only when somebody reads them.
+    """
 
     __slots__ = ("_count", "_figures", "_times_ns", "add")
 

@@ -97,14 +97,17 @@ class Model(ABC):
         failure: the error for requests while all its instances, or those of a part of it, are given up.
         digest: identifies its code and configuration, equal on all servers; empty if no cache needs it.
         open_requests: the requests that it has accepted and not answered.
-        hold: keeps it, while it is being unloaded, able to answer other models' requests until the returned function is called.
+        hold: keeps it, while it is being unloaded, able to answer other models' requests until the returned function is
+            called.
         arena: the shared memory of its inputs.
-        sandbox: confines its processes, and records their rights even after they have ended; None if they are not confined.
+        sandbox: confines its processes, and records their rights even after they have ended; None if they are not
+            confined.
         instances: all of them, in configured order; empty if the model runs in other models' instances.
         environment: metadata about the Python environment that it brings; None if it runs on the server's Python.
         membership: how others in its processes may run it without the server; None if they may not.
         is_shadow: it gets copies of requests and answers nobody.
-        is_newest: no rules, and no version with a higher number: while it is READY, it answers the requests that name no version.
+        is_newest: no rules, and no version with a higher number: while it is READY, it answers the requests that name
+            no version.
     """
 
     health: Health
@@ -155,8 +158,8 @@ class Model(ABC):
     async def unload(self, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         """Answer all accepted requests and release everything; False if anything had to be cut short.
 
-        The first limit is for the requests that were accepted before, the second for the model's ``finalize``. Both count
-        from the call; if there is no drain limit, the other one counts from the last answer.
+        The first limit is for the requests that were accepted before, the second for the model's ``finalize``. Both
+        count from the call; if there is no drain limit, the other one counts from the last answer.
         """
 
     def hurry(self) -> None:  # noqa: B027  only models with processes have to

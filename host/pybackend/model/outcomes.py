@@ -20,8 +20,8 @@ class RequestOutcomes(ABC):
         self.statistics = model.statistics
         self._open_requests = model.open_requests
         self._deliver: ResponsePath = to_sender
-        """The path for all responses, to the front end's ``on_response``. ``response_path`` and the scheduler make it before
-        requests are accepted."""
+        """The path for all responses, to the front end's ``on_response``. ``response_path`` and the scheduler make it
+        before requests are accepted."""
 
     @abstractmethod
     def enqueue(self, pending: PendingRequest) -> None:

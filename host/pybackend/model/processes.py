@@ -166,7 +166,9 @@ MakeInstance = Callable[[str, RepeatedFailures], ModelInstance]
 
 
 class ModelProcesses:
-    """The process resources of a version; :meth:`stop` and :meth:`close` release all. Where nobody makes instances, none can be started.
+    """The process resources of a version; :meth:`stop` and :meth:`close` release all.
+
+    Where nobody makes instances, none can be started.
 
     Attributes:
         instances: in configured order, without those that are leaving.
@@ -194,7 +196,10 @@ class ModelProcesses:
         self._program = caller if caller is not None and caller.has(source.directory) else None
 
     async def open(self, planned: Sequence[InstanceSpec], names: Sequence[str]) -> None:
-        """Prepare the resources that the processes of these instances need. Names are given even if none are planned."""
+        """Prepare the resources that the processes of these instances need.
+
+        Names are given even if none are planned.
+        """
         source, host = self._source, self._host
         if source.environment_path is not None:
             self._environment = await open_environment(host.environments, source.environment_path)
@@ -236,7 +241,10 @@ class ModelProcesses:
         return terms_of_group(source, python, options, tuple(seat.gpu for seat in self._seats.values()))
 
     def make_instance(self, planned: InstanceSpec | str) -> ModelInstance:
-        """Make an instance, without a process yet, which is not among :attr:`instances`; of one that is not planned, by name."""
+        """Make an instance, without a process yet, which is not among :attr:`instances`.
+
+        Of one that is not planned, by name.
+        """
         host = self._host
         assert self._make is not None
         name, gpu = (planned, NO_GPU) if isinstance(planned, str) else (planned.name, gpu_accesses(host, [planned])[0])
@@ -301,10 +309,12 @@ class ModelProcesses:
     async def replace_instances(
         self, instances: Sequence[ModelInstance], keeps: Callable[[InstanceExecutor], bool]
     ) -> None:
-        """Serve with other instances from now on. Those left out have ended when this returns, or soon: the exit limit holds.
+        """Serve with other instances from now on.
 
-        An instance ends after the requests that are still to come and can run only there: ``keeps`` tells of them. Nobody waits
-        for such a one.
+        Those left out have ended when this returns, or soon: the exit limit holds.
+
+        An instance ends after the requests that are still to come and can run only there: ``keeps`` tells of them.
+        Nobody waits for such a one.
         """
         leaving = [instance for instance in self.instances if instance not in instances]
         self.instances[:] = instances

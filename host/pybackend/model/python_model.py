@@ -51,7 +51,8 @@ class VersionSequences:
     Attributes:
         active: those of this version; None if it has no sequences.
         predecessors: the versions that are being replaced and have active sequences.
-        cut: the ids of the sequences of this version, or of the one that it has replaced, that the replacement has cut short.
+        cut: the ids of the sequences of this version, or of the one that it has replaced, that the replacement has cut
+            short.
     """
 
     def __init__(self) -> None:
@@ -189,7 +190,9 @@ class ServingVersion(RequestHolder):
         self.scheduler.change_instances()
 
     async def renew(self, processes: ModelProcesses, instance: ModelInstance) -> ModelInstance | None:
-        """Start the successor of an instance, and serve with it; returns it, or None if the instance has left meanwhile.
+        """Start the successor of an instance, and serve with it.
+
+        Returns it, or None if the instance has left meanwhile.
 
         The instance ends when it has answered what it has begun, and the sequences at it have ended.
 
@@ -207,7 +210,10 @@ class ServingVersion(RequestHolder):
         return successor
 
     def _keeps_for_sequences(self, renewed_s: float, executor: InstanceExecutor) -> bool:
-        """Whether an instance that was renewed goes on because of its sequences; they are cut short when they have had their time."""
+        """Whether an instance that was renewed goes on because of its sequences.
+
+        They are cut short when they have had their time.
+        """
         if not self.scheduler.keeps(executor):
             return False
         if time.monotonic() < renewed_s + SEQUENCES_LIMIT_S:
@@ -305,8 +311,8 @@ class PythonModel(Model):
     async def change_instances(self, source: ModelSource) -> None:
         """Start and end instances as another configuration says. The others go on, with the configuration they have.
 
-        Those that have nothing to do have ended when this returns; busy ones end when they have answered what they have begun,
-        and the sequences at them have ended.
+        Those that have nothing to do have ended when this returns; busy ones end when they have answered what they have
+        begun, and the sequences at them have ended.
 
         Raises:
             ModelLoadError: an instance could not be started, and nothing has changed.

@@ -23,7 +23,8 @@ class ProcessRenewal:
     """Renews one process at a time, so that a version has one more at most, beside those that end.
 
     Args:
-        renew: starts the successor of an instance and puts it in its place; returns it, or None if the instance has gone.
+        renew: starts the successor of an instance and puts it in its place; returns it, or None if the instance has
+            gone.
     """
 
     def __init__(

@@ -26,9 +26,9 @@ _INSTANCES = "instance_group"
 class ModelSource:
     """A model's directory as it was read for a load; then, for each version that the load serves, that version of it.
 
-    No code of the model has run, and none can change this. So what decides about a model's rights, environment and processes
-    is read from here alone; :class:`pybackend.model.version_loader.CompletedVersion` has what the model has completed, apart from
-    this. What all models share is in :class:`pybackend.model.host.ModelHost`.
+    No code of the model has run, and none can change this. So what decides about a model's rights, environment and
+    processes is read from here alone; :class:`pybackend.model.version_loader.CompletedVersion` has what the model has
+    completed, apart from this. What all models share is in :class:`pybackend.model.host.ModelHost`.
 
     Attributes:
         config: read from disk or from the load request, not completed by the model.
@@ -39,8 +39,8 @@ class ModelSource:
         is_as_installed: True if neither its files nor its configuration came with the load request.
         namespace: of the model; ``""`` on a server without namespaces.
         versions: those that the directory has.
-        files: those of the directory, as they were before any of them was read; of a version, those that affect it. None if nothing
-            will be compared with them.
+        files: those of the directory, as they were before any of them was read; of a version, those that affect it.
+            None if nothing will be compared with them.
         outside: stamps of the file to import and of the environment, which may lie outside the directory.
     """
 

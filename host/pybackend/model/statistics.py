@@ -73,8 +73,8 @@ class ShadowFigures:
 
 
 Counted = tuple[int, int, int, int, ExecutionTimes]
-"""An execution's numbers: the requests answered with a result, the sums of their batch sizes and of the times at which they were
-queued, the sum of all its batch sizes, and its times."""
+"""An execution's numbers: the requests answered with a result, the sums of their batch sizes and of the times at which
+they were queued, the sum of all its batch sizes, and its times."""
 
 
 @dataclass(slots=True)

@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 class _Share:
     """A version that answers a share of the requests.
 
-    Its credit grows by its weight with each request. The version with the highest credit answers, and pays the sum of all
-    weights.
+    Its credit grows by its weight with each request. The version with the highest credit answers, and pays the sum of
+    all weights.
     """
 
     model: Model
@@ -35,8 +35,8 @@ class Traffic:
     """Applies the rules of one model.
 
     Requests are distributed by smooth weighted round robin: with weights 3 and 1, one request of any four in a row goes
-    to the second version. The weight of a version that is not ready is distributed over the others. Without weights, the
-    newest ready version answers. A sequence stays on the version on which it began.
+    to the second version. The weight of a version that is not ready is distributed over the others. Without weights,
+    the newest ready version answers. A sequence stays on the version on which it began.
     """
 
     def __init__(self, name: str, rules: TrafficRules) -> None:
@@ -73,7 +73,8 @@ class Traffic:
     def next_version(self) -> Model | None:
         """The version that answers the next request; None if no version that may answer is ready.
 
-        Of models with sequences it is only the probable version: :meth:`submit` knows the sequence, and takes the share.
+        Of models with sequences it is only the probable version: :meth:`submit` knows the sequence, and takes the
+        share.
         """
         if not self.rules.weights:
             return self.representative()

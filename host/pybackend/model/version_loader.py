@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 class CompletedVersion:
     """A version whose model has completed its configuration.
 
-    The model's own code has chosen some of it: no rights are read from here, but from :class:`~pybackend.model.source.ModelSource`.
+    The model's own code has chosen some of it: no rights are read from here, but from
+    :class:`~pybackend.model.source.ModelSource`.
 
     Attributes:
         signature: with the labels of its outputs.
@@ -255,8 +256,8 @@ class VersionLoader:
     def needs_server(self, version: CompletedVersion) -> bool:
         """Whether requests must come to the server even from the version's own processes.
 
-        They must if the server has a part in them: because it puts several into a batch, follows sequences, holds resources, keeps
-        answers, changes outputs, limits the time, or passes on a stream.
+        They must if the server has a part in them: because it puts several into a batch, follows sequences, holds
+        resources, keeps answers, changes outputs, limits the time, or passes on a stream.
         """
         return self.tends(version) or self._processes.group is None or self._processes.is_debugged
 

@@ -1,4 +1,6 @@
-"""Where backends are found: the operator's directory first, then those that come with this server; and the file that serves a model.
+"""Where backends are found: the operator's directory first, then those that come with this server.
+
+And the file that serves a model.
 
 A backend of another name than ``python`` is a ``model.py`` in its directory that serves all models of that backend.
 """

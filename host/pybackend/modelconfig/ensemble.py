@@ -64,7 +64,10 @@ def part_names_on_disk(model_directory: Path, config_name: str = "") -> tuple[st
 
 
 def circle_of(name: str, following: Callable[[str], Iterable[str]]) -> list[str]:
-    """The way from a name by those that follow it back to itself, with the name at both ends; empty if there is none."""
+    """The way from a name by those that follow it back to itself, with the name at both ends.
+
+    Empty if there is none.
+    """
     paths, seen = [[name]], {name}
     while paths:
         path = paths.pop()

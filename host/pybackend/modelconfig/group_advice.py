@@ -1,9 +1,13 @@
-"""Advice about models whose calls would cost less in one process; PROCESS_GROUP in :mod:`pybackend.modelconfig.options`."""
+"""Advice about models whose calls would cost less in one process.
+
+PROCESS_GROUP in :mod:`pybackend.modelconfig.options`.
+"""
 
 from dataclasses import dataclass
 
 SAVED_NS = 400_000
-"""CPU time of host and both processes that a call of a few numbers takes less within a process; docs/performance.md has the figures."""
+"""CPU time of host and both processes that a call of a few numbers takes less within a process; docs/performance.md has
+the figures."""
 
 OFTEN_PER_S = 100.0
 """Fewer calls are not worth a word: they would save less than a twentieth of a core."""

@@ -1,7 +1,8 @@
 """The backends that this server knows by name: one row for each, and nothing about them anywhere else in the host.
 
 A row serves five questions: which backend an old ``platform`` means, which backend a file in a version directory
-belongs to, whether its framework is installed, whether it uses GPUs, and what to use instead of a backend that cannot be served.
+belongs to, whether its framework is installed, whether it uses GPUs, and what to use instead of a backend that cannot
+be served.
 """
 
 import json

@@ -90,7 +90,10 @@ def load_policy(model_directory: Path, *, config_json: str | None = None, config
 def finish_config(
     config: ModelConfig, completed: Mapping[str, Any] | None, gpu_count: int, gpus: str = ""
 ) -> ModelConfig:
-    """The effective configuration; its ``warnings`` name settings that will have no effect. ``gpus`` is for :func:`validate`."""
+    """The effective configuration; its ``warnings`` name settings that will have no effect.
+
+    ``gpus`` is for :func:`validate`.
+    """
     document = config.document if completed is None else merge_completed(config.document, completed)
     check_bounds(document, config.source)
     finished = from_document(with_scheduling(document, gpu_count), config.source)

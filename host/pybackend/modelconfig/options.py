@@ -61,7 +61,10 @@ class ModelOptions:
 
 
 def preload_of(config: ModelConfig) -> tuple[str, ...] | None:
-    """PRELOAD: the additional modules of the zygote that forks a model's processes; None if ZYGOTE wants none to be forked."""
+    """PRELOAD: the additional modules of the zygote that forks a model's processes.
+
+    None if ZYGOTE wants none to be forked.
+    """
     may_fork = read_option(config, "ZYGOTE", True, yes_or_no, '"yes" or "no"')
     none: tuple[str, ...] = ()
     modules = read_option(config, "PRELOAD", none, _modules, "comma-separated names of modules")
@@ -81,7 +84,10 @@ def process_group_of(config: ModelConfig) -> str:
 def options_of(
     config: ModelConfig, *, validate_outputs: bool = False, process_memory: MemoryLimit | None = None
 ) -> ModelOptions:
-    """Read the options. ``validate_outputs`` counts for a model without VALIDATE_OUTPUTS, and so does ``process_memory``."""
+    """Read the options.
+
+    ``validate_outputs`` counts for a model without VALIDATE_OUTPUTS, and so does ``process_memory``.
+    """
     options = ModelOptions(
         copy_inputs=config.parameters.get("INPUT_COPY") == "yes",
         validate_outputs=config.parameters.get("VALIDATE_OUTPUTS", "yes" if validate_outputs else "no") == "yes",

@@ -296,7 +296,8 @@ def rate_limit_of(config: ModelConfig, group_name: str, device_id: int) -> RateL
 
 
 NAMESPACE_SEPARATOR = "::"
-"""Between the namespace, which is its repository, and the model's name on a server with ``--model-namespacing=true``."""
+"""Between the namespace, which is its repository, and the model's name on a server with ``--model-namespacing=true``.
+"""
 
 
 def full_name(namespace: str, name: str) -> str:

@@ -7,7 +7,8 @@ from pybackend.modelconfig.schema import ModelConfig, TensorConfig
 from pybackend_wire.dtypes import ITEMSIZE
 
 ExtrasOf = Callable[[ModelConfig], Mapping[str, object]]
-"""The meaning of a completed configuration for further APIs, by their names. Raises ModelConfigError: it contradicts itself."""
+"""The meaning of a completed configuration for further APIs, by their names. Raises ModelConfigError: it contradicts
+itself."""
 
 
 def no_extras(_config: ModelConfig) -> Mapping[str, object]:

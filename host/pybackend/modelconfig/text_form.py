@@ -37,7 +37,8 @@ _UNSAFE = re.compile(r'[\\"\x00-\x1f\x7f]')
 def rewritten(text: str) -> str:
     """The text for the parser in Python. Surrogates in ``text`` stand for bytes that are not UTF-8.
 
-    Raises ParseError: a string has an escape that protobuf does not know, or there is such a byte outside comments and strings.
+    Raises ParseError: a string has an escape that protobuf does not know, or there is such a byte outside comments and
+    strings.
     """
     return _PARTS.sub(_rewritten, text)
 

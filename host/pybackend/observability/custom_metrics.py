@@ -329,7 +329,10 @@ class Value:
 
 
 class Histogram:
-    """The observations of a histogram. The bounds of ``buckets`` are finite and strictly increasing; there may be none."""
+    """The observations of a histogram.
+
+    The bounds of ``buckets`` are finite and strictly increasing; there may be none.
+    """
 
     def __init__(self, buckets: Sequence[float]) -> None:
         self._bounds = tuple(buckets)

@@ -81,8 +81,8 @@ class LineFormatter(logging.Formatter):
 class JsonFormatter(LineFormatter):
     """One JSON object per line: ``time``, ``level``, ``pid``, ``file``, ``line``, ``message``.
 
-    Lines of models and about them have ``instance``, ``model`` and ``version`` too, and where they are known ``request_id`` and
-    ``trace_id``: see :func:`about_model`. Those of the access log have the facts of the request.
+    Lines of models and about them have ``instance``, ``model`` and ``version`` too, and where they are known
+    ``request_id`` and ``trace_id``: see :func:`about_model`. Those of the access log have the facts of the request.
     """
 
     def format(self, record: logging.LogRecord) -> str:

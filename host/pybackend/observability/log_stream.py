@@ -1,4 +1,7 @@
-"""Where the log's lines go: standard output, standard error or the file of ``--log-file``. Writing never waits for a reader or a disk."""
+"""Where the log's lines go: standard output, standard error or the file of ``--log-file``.
+
+Writing never waits for a reader or a disk.
+"""
 
 import os
 import select

@@ -137,7 +137,10 @@ class ServerLog:
         self._handlers, self._file, self._settings = [], None, LogSettings()
 
     def change(self, **changes: Any) -> None:
-        """Change attributes of the settings. Nobody silences the log unseen: each level that ends says so in its last line."""
+        """Change attributes of the settings.
+
+        Nobody silences the log unseen: each level that ends says so in its last line.
+        """
         for name, level in _SWITCHES.items():
             if getattr(self._settings, name) and not changes.get(name, True):
                 log.log(

@@ -1,7 +1,7 @@
 """What the machine and the server's processes use: CPU, memory, GPUs, and delays of the event loop.
 
-The machine's figures are read at intervals, so that several readers of the metrics page see the same ones. GPUs are read
-through NVIDIA's management library.
+The machine's figures are read at intervals, so that several readers of the metrics page see the same ones. GPUs are
+read through NVIDIA's management library.
 """
 
 from __future__ import annotations
@@ -234,8 +234,8 @@ def open_gpu_meter(gpus: Gpus) -> GpuMeter | None:
 
 
 _PARENT, _CPU_TICKS, _RESIDENT_PAGES = 1, slice(11, 15), 21
-"""Positions in /proc/<pid>/stat, counted from the end of the name: the parent, the times of the process and of those of its
-children that have ended, and the pages that are in memory."""
+"""Positions in /proc/<pid>/stat, counted from the end of the name: the parent, the times of the process and of those of
+its children that have ended, and the pages that are in memory."""
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

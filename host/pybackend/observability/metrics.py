@@ -24,8 +24,8 @@ _LINE_BYTES = 64
 def lines(families: Iterable[Family]) -> Iterator[str]:
     """The text format of Prometheus, version 0.0.4, line by line.
 
-    prometheus-client would append ``_total`` to the names of counters, which the reference's dashboards do not expect. For 25
-    families of 50 models it takes 4.4 ms, and this takes 0.4 ms.
+    prometheus-client would append ``_total`` to the names of counters, which the reference's dashboards do not expect.
+    For 25 families of 50 models it takes 4.4 ms, and this takes 0.4 ms.
     """
     for family in families:
         yield head_text(family.name, family.kind, family.help)

@@ -17,7 +17,8 @@ _NOTE_TYPES = (int, str, int, int, str, str)
 class ModelLine:
     """One line of a model's output.
 
-    A record may have several lines. Printed text has neither ``pid`` nor ``file``; ``failure`` is 0 unless it is about one.
+    A record may have several lines. Printed text has neither ``pid`` nor ``file``; ``failure`` is 0 unless it is about
+    one.
     """
 
     text: str

@@ -37,8 +37,8 @@ _held: dict[Path, FileLock] = {}
 def stage_bundle(cache_directory: Path | None = None) -> Path:
     """Return the directory to start stubs from; it is made if it does not exist for this version.
 
-    It holds the stub, the wire, the SDK and the backends, and nothing else of the host's environment, so that a model never imports
-    the host's packages by accident. Compiled files for this interpreter lie beside the sources.
+    It holds the stub, the wire, the SDK and the backends, and nothing else of the host's environment, so that a model
+    never imports the host's packages by accident. Compiled files for this interpreter lie beside the sources.
 
     This process holds it until it ends: :func:`remove_unused_bundles` of other servers leaves it alone.
 
@@ -143,7 +143,10 @@ def _sources() -> list[tuple[str, Path]]:
 
 
 def server_directories() -> list[Path]:
-    """Return the places for a server's own directory, the best first; bundles in it are permanent, so a crash leaves no rubbish."""
+    """Return the places for a server's own directory, the best first.
+
+    Bundles in it are permanent, so a crash leaves no rubbish.
+    """
     chosen = os.environ.get("XDG_CACHE_HOME")
     # The superuser's home directory is closed to other users, and models' processes may run as others.
     usual = Path("/var/cache") if os.getuid() == 0 else Path.home() / ".cache"
@@ -177,8 +180,8 @@ def _stage(sources: list[tuple[str, Path]], target: Path) -> None:
 def _is_own_directory(path: Path) -> bool:
     """Make a server's own directory, and say whether it may be used.
 
-    Where all users may write, another one may have made it, or a link of its name, and could replace what lies in it. Elsewhere
-    it is the operator's: volumes of containers are often open to all users, of which there is one.
+    Where all users may write, another one may have made it, or a link of its name, and could replace what lies in it.
+    Elsewhere it is the operator's: volumes of containers are often open to all users, of which there is one.
     """
     path.mkdir(mode=0o755, parents=True, exist_ok=True)
     if not path.parent.stat().st_mode & stat.S_IWOTH:

@@ -1,7 +1,8 @@
 """The program beside this server whose functions it serves: each instance of a model is a thread of that program.
 
-Towards its instance such a thread is a stub process like any other, with three differences: the server has not started it, does not
-confine it, and cannot end it. It can only close the connection, which ends the thread once the function has returned.
+Towards its instance such a thread is a stub process like any other, with three differences: the server has not started
+it, does not confine it, and cannot end it. It can only close the connection, which ends the thread once the function
+has returned.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def run_confined(
 ) -> int:
     """Run a program, clean up after it, and return its exit status, 128 + N if signal N has ended it.
 
-    The program keeps standard output unless ``output`` takes its place, standard error, and the descriptors that this process
-    was given to pass on.
+    The program keeps standard output unless ``output`` takes its place, standard error, and the descriptors that this
+    process was given to pass on.
 
     Args:
         model: the sandbox; it is closed.

@@ -1,8 +1,8 @@
 """The key to a server's diagnostics: it lies where its user's programs read it, and where no model does.
 
-A server that is not root shares its user, and the loopback address, with its models: neither file modes nor addresses tell
-them from the operator. The sandbox hides the server's own directory from them, so the key lies there, for as long as the server
-runs; clients such as the console find it by the address to which they are connected.
+A server that is not root shares its user, and the loopback address, with its models: neither file modes nor addresses
+tell them from the operator. The sandbox hides the server's own directory from them, so the key lies there, for as long
+as the server runs; clients such as the console find it by the address to which they are connected.
 """
 
 import logging

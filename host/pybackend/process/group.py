@@ -1,7 +1,7 @@
 """The processes of a group: each runs one instance of several models, which join it one by one and leave it likewise.
 
-Towards its instance, a member is a stub process like any other. The things that only a process can do, such as being killed, one
-member does for all of them.
+Towards its instance, a member is a stub process like any other. The things that only a process can do, such as being
+killed, one member does for all of them.
 """
 
 from __future__ import annotations

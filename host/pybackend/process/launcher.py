@@ -38,8 +38,8 @@ _ANYHOW = StubLaunch()
 class StubLauncher:
     """Starts stubs from one bundle, or has them forked.
 
-    Stubs are alike until they are told which model to load, so the zygote that forks them can be started ahead of time: it
-    imports numpy while the host still reads configurations and imports its own packages.
+    Stubs are alike until they are told which model to load, so the zygote that forks them can be started ahead of time:
+    it imports numpy while the host still reads configurations and imports its own packages.
 
     Args:
         orphans: handles models' leftovers; None if this process is not a server itself.
@@ -103,8 +103,8 @@ class StubLauncher:
     ) -> StubProcess:
         """Start a module of the host's own in a sandbox.
 
-        ``sockets`` are the two ends of its socket, of which the second is closed here; the module's ``main`` gets the number of that
-        descriptor. Raises ServerError if the process cannot be started.
+        ``sockets`` are the two ends of its socket, of which the second is closed here; the module's ``main`` gets the
+        number of that descriptor. Raises ServerError if the process cannot be started.
         """
         ours, theirs = sockets
         mark = self._new_mark()

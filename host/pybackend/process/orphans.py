@@ -81,7 +81,8 @@ _LAST_SWEEPS_S = 2.0
 class Orphans:
     """Children that this process did not start itself. One per process, for servers only: it changes the process.
 
-    Unless it ``adopts`` orphans, it changes nothing, and the warden kills what models leave behind when the server ends.
+    Unless it ``adopts`` orphans, it changes nothing, and the warden kills what models leave behind when the server
+    ends.
     """
 
     def __init__(self, *, adopts: bool = True) -> None:

@@ -123,7 +123,10 @@ def start_process(
 def start_host_program(
     name: str, module: str, arguments: Iterable[object], inherited: Collection[int], output: int, terms: StartConditions
 ) -> tuple[subprocess.Popen[bytes], SandboxReport]:
-    """Start a program of the host's own, a module with ``main``, which is confined before it begins. The name is for ``ps``."""
+    """Start a program of the host's own, a module with ``main``, which is confined before it begins.
+
+    The name is for ``ps``.
+    """
     assert terms.confinement is not None
     with _reported() as (report, writing):
         kept = ",".join(map(str, inherited))

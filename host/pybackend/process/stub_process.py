@@ -174,7 +174,8 @@ class StubHandle(ABC):
     Attributes:
         has_finished: it has said its last word, and ends by itself.
         stacks: where its process writes its stacks, if its instances do not say.
-        neighbours: the stubs in its process by the names of their instances, this one included; None if it is alone there.
+        neighbours: the stubs in its process by the names of their instances, this one included; None if it is alone
+            there.
     """
 
     def __init__(
@@ -220,7 +221,10 @@ class StubHandle(ABC):
                 os.write(self._nudges, nudge)
 
     def ask_for_stacks(self) -> None:
-        """Have it write where its threads are, unless its signals are another program's; see :mod:`pybackend.instance.stacks`."""
+        """Have it write where its threads are, unless its signals are another program's.
+
+        See :mod:`pybackend.instance.stacks`.
+        """
         if self._started is not None and self._started.poll() is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGURG)
@@ -375,7 +379,8 @@ class StubLaunch:
     variables: Mapping[str, str] = field(default_factory=dict)  # of its environment, besides those that it inherits
     # confines it, checks its confinement, and kills its leftovers; None for a stub that is not confined
     sandbox: InstanceSandbox | None = None
-    # finds a place in a process: of a group, which it starts if there is none, or of the caller; None for a separate process
+    # finds a place in a process: of a group, which it starts if there is none, or of the caller; None for a separate
+    # process
     seat: Callable[[Start], Awaitable[StubHandle]] | None = None
     loss: ErrorCode = ErrorCode.INTERNAL  # the code of the error for requests that a dead stub leaves undone
 

@@ -1,6 +1,7 @@
 """Raw tensors of a large request: each byte is written to its final place as it arrives.
 
-Used by ``grpc.arriving``, and by the bodies of infer over HTTP. A tensor's memory is leased when its turn comes, not when it is announced.
+Used by ``grpc.arriving``, and by the bodies of infer over HTTP. A tensor's memory is leased when its turn comes, not
+when it is announced.
 """
 
 from collections.abc import Callable

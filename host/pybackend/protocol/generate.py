@@ -380,7 +380,8 @@ def _place(body: bytes, outline: Outline, text: Raw) -> tuple[bytes, tuple[int, 
 def _shape(name: str, dims: tuple[int, ...], nested: list[int], count: int) -> list[int]:
     """The shape of an input: that of nested lists if the model takes it, else its elements in the model's dimensions.
 
-    Fixed dimensions are kept, and the last variable one takes what they leave over. The batch dimension may be left out.
+    Fixed dimensions are kept, and the last variable one takes what they leave over. The batch dimension may be left
+    out.
     """
     if len(nested) > 1 and prod(nested) == count:
         for given in (nested, [1, *nested]):
@@ -404,7 +405,10 @@ def _shape(name: str, dims: tuple[int, ...], nested: list[int], count: int) -> l
 
 
 def generate_document(response: InferenceResponse) -> bytes:
-    """The JSON object for one response, or for the error in it; members are sorted by name, NaN and infinities are null."""
+    """The JSON object for one response, or for the error in it.
+
+    Members are sorted by name, NaN and infinities are null.
+    """
     if response.error is not None:
         return encode_error(response.error.message)
     nbytes = sum(len(tensor.data) for tensor in response.outputs)

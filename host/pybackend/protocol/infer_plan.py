@@ -1,7 +1,7 @@
 """The content of a request's JSON part: the layout of the bytes that follow it, and the format of the response.
 
-Made by ``json.infer_request`` and ``grpc.request``, and by ``plan_cache`` from earlier ones. The front end then supplies the binary tensors' bytes, small ones with
-:func:`attach_blobs`, large ones directly in shared memory.
+Made by ``json.infer_request`` and ``grpc.request``, and by ``plan_cache`` from earlier ones. The front end then
+supplies the binary tensors' bytes, small ones with :func:`attach_blobs`, large ones directly in shared memory.
 """
 
 from collections.abc import Mapping, Sequence

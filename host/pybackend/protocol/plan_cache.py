@@ -137,8 +137,9 @@ class PlanCache:
     def whole(self, message: bytes, start: int, end: int) -> InferPlan | None:
         """A private copy of the plan for a JSON part, with the bytes of its tensors, which follow it.
 
-        The message ends with the body; its JSON part may begin with an id and may name any sequence, and inputs of strings may have other sizes. None
-        if the JSON part is not cached, or the number of bytes behind it does not fit it.
+        The message ends with the body; its JSON part may begin with an id and may name any sequence, and inputs of
+        strings may have other sizes. None if the JSON part is not cached, or the number of bytes behind it does not fit
+        it.
         """
         preamble = message[start:end]
         known, request_id = self._plans.get(preamble), ""
@@ -191,8 +192,9 @@ class PlanCache:
     def put(self, preamble: bytes, plan: InferPlan, *, of_sequences: bool = False) -> None:
         """Store a validated plan, before its tensors get their bytes, if the same preamble is likely to recur.
 
-        The preamble has neither the request's id nor its options; if it is ``of_sequences``, it has the flags, and not the sequence's id. One with data
-        cannot be a template. Class labels change with the parts of an ensemble, and regions whenever clients register and unregister them.
+        The preamble has neither the request's id nor its options; if it is ``of_sequences``, it has the flags, and not
+        the sequence's id. One with data cannot be a template. Class labels change with the parts of an ensemble, and
+        regions whenever clients register and unregister them.
         """
         request = plan.request
         if (

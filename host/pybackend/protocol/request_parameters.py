@@ -1,4 +1,7 @@
-"""Request parameters: those with a meaning in the protocol, and custom ones for the model. Each codec checks their values."""
+"""Request parameters: those with a meaning in the protocol, and custom ones for the model.
+
+Each codec checks their values.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +18,8 @@ RESERVED_NAMES = frozenset({*_ATTRIBUTES, *_FLAGS})
 """Parameters with a meaning in the protocol."""
 
 Readers = Mapping[str, Callable[[Any, str], Any]]
-"""By the name of a parameter that is not custom: checks its value, given its name, and returns it as a request has it."""
+"""By the name of a parameter that is not custom: checks its value, given its name, and returns it as a request has it.
+"""
 
 
 def apply_parameters(
@@ -25,7 +29,10 @@ def apply_parameters(
     readers: Readers,
     custom_of: Callable[[str, Any], ParameterValue],
 ) -> bool:
-    """Apply parameters in the client's order; returns the value of the one named ``switch``, which only the codec knows."""
+    """Apply parameters in the client's order.
+
+    Returns the value of the one named ``switch``, which only the codec knows.
+    """
     is_on = False
     custom: dict[str, ParameterValue] = {}
     for name, value in parameters.items():

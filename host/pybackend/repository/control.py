@@ -97,7 +97,9 @@ class ModelControl:
         of_client: bool = False,
         home: str = "",
     ) -> None:
-        """Load a model, or update a loaded one, and so all models of a name that several have; versions that have not changed since their last load stay as they are.
+        """Load a model, or update a loaded one, and so all models of a name that several have.
+
+        Versions that have not changed since their last load stay as they are.
 
         The load continues even if the caller stops waiting. Old versions serve until the new ones are ready, and keep
         serving if a new one fails. See :class:`LoadRequest`; its files must not change before this returns.
@@ -157,10 +159,13 @@ class ModelControl:
         grant: Grant | None = None,
         home: str = "",
     ) -> None:
-        """Begin to unload all models of a name: they accept no more requests and answer those they have. Unknown names are ignored.
+        """Begin to unload all models of a name: they accept no more requests and answer those they have.
 
-        Raises InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model. With ``unload_dependents``, parts that were loaded only for this ensemble go too.
-        The other arguments are those of :meth:`load`.
+        Unknown names are ignored.
+
+        Raises InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model. With
+        ``unload_dependents``, parts that were loaded only for this ensemble go too. The other arguments are those of
+        :meth:`load`.
         """
         changes = self._permitted()
         names = self._catalogue.names.to_unload(name, home)
@@ -212,7 +217,9 @@ class ModelControl:
         return [row for row in rows if row.is_ready or not only_ready]
 
     async def configuration_file(self, name: str) -> tuple[Path, str | None]:
-        """The configuration file of a model and its text, None if there is no such file; see :meth:`RepositoryFiles.configuration`.
+        """The configuration file of a model and its text, None if there is no such file.
+
+        See :meth:`RepositoryFiles.configuration`.
 
         Raises InferenceError: there is no such model, or its file cannot be read.
         """

@@ -50,7 +50,8 @@ class ModelEntry:
     versions: Mapping[int, Model] = field(default_factory=dict)
     # by number, what each version was loaded from
     sources: Mapping[int, ModelSource] = field(default_factory=dict)
-    # its last load failed: there are no versions, or those of before; None if it has not failed, or its versions say why
+    # its last load failed: there are no versions, or those of before; None if it has not failed, or its versions say
+    # why
     not_loaded: NotLoaded | None = None
     newest_first: tuple[Model, ...] = ()  # the same versions, highest number first
     as_part: bool = False  # True if it was loaded only as a part of ensembles
@@ -188,7 +189,10 @@ class ModelEntry:
         ]
 
     def _state_of(self, model: Model) -> tuple[str, str]:
-        """The state of a version as clients see it, and the reason; a model that says itself that it is not ready is not."""
+        """The state of a version as clients see it, and the reason.
+
+        A model that says itself that it is not ready is not.
+        """
         if model.state is not ModelState.READY:
             return model.state.value, model.reason
         if objection := model.health.own_objection:

@@ -70,7 +70,8 @@ def scan_repositories(
 
     Args:
         model_directories: directories of single models, each of which counts while it exists.
-        listings: the repositories in cloud storage, by the local directories that show them; models need not be there yet.
+        listings: the repositories in cloud storage, by the local directories that show them; models need not be there
+            yet.
         namespacing: several repositories may have a model of the same name: its repository is its namespace.
         pools: leave out the models of other pools.
     """

@@ -261,8 +261,8 @@ class ModelLifeCycle:
         for task in retiring:
             task.cancel()
         await asyncio.gather(*retiring, return_exceptions=True)
-        # Models that run other models for a client's request need them until it is answered. If one hangs, the others are
-        # nevertheless finalized.
+        # Models that run other models for a client's request need them until it is answered. If one hangs, the others
+        # are nevertheless finalized.
         remaining_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
         remaining_s -= min(remaining_s * _SHARE_TO_FINALIZE, _LONGEST_TO_FINALIZE_S)
         await asyncio.gather(*(model.open_requests.clients_answered_within(remaining_s) for model in self._alive))

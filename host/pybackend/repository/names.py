@@ -97,7 +97,10 @@ class ModelNames:
         return full
 
     def to_load(self, name: str, home: str, models: Collection[str]) -> list[str]:
-        """The full names of the models that a load request means, all of this name; the text itself for a model that is new."""
+        """The full names of the models that a load request means, all of this name.
+
+        The text itself for a model that is new.
+        """
         spaces = self.namespaces
         if spaces is None:
             return [name]

@@ -35,7 +35,8 @@ _NOT_WATCHED = "/__pycache__"
 class ChangeNotices:
     """Watches directories, and everything below them, on a thread: the kernel tells of changes.
 
-    It may miss some, so notices only shorten a wait. Links are not followed, and some network file systems have no notices.
+    It may miss some, so notices only shorten a wait. Links are not followed, and some network file systems have no
+    notices.
 
     Args:
         changed: set on the event loop after a change.
@@ -166,10 +167,10 @@ class LoopWatch:
 class Poller:
     """Looks for changes, and loads and unloads models.
 
-    A change is carried out once the model looks the same twice; where the configuration file of a model that serves seems to be half
-    written, once it has stayed so for two periods. Models in cloud storage look as in the last listing of their
-    repository; listings go on by themselves, so that a repository that does not answer delays no other. A failed load is not repeated until the model changes
-    again; the versions that served keep serving.
+    A change is carried out once the model looks the same twice; where the configuration file of a model that serves
+    seems to be half written, once it has stayed so for two periods. Models in cloud storage look as in the last listing
+    of their repository; listings go on by themselves, so that a repository that does not answer delays no other. A
+    failed load is not repeated until the model changes again; the versions that served keep serving.
     """
 
     def __init__(self, catalogue: ModelCatalogue, changes: ModelChanges, scan: RepositoryScan, host: ModelHost) -> None:

@@ -123,7 +123,9 @@ _CHUNK_BYTES = 1024 * 1024
 
 
 def check_digests(config: ModelConfig, directory: Path) -> None:
-    """Compare files with the parameters ``MD5:<path>`` of the repository agent ``checksum``. Blocking: it reads the files.
+    """Compare files with the parameters ``MD5:<path>`` of the repository agent ``checksum``.
+
+    Blocking: it reads the files.
 
     It shows that a copy is complete. It does not protect against somebody who can change the configuration too.
     """

@@ -12,7 +12,8 @@ LATE_S = 2.0
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.*", re.DOTALL)
 
 Choose = Callable[[Path, Collection[int]], Collection[int]]
-"""Chooses versions to serve: takes a directory with the model's configuration, and the versions that there are. Blocking."""
+"""Chooses versions to serve: takes a directory with the model's configuration, and the versions that there are.
+Blocking."""
 
 InUse = Callable[[Path], Collection[int]]
 """The versions that are alive and were loaded from a model's directory."""
@@ -48,8 +49,8 @@ def _nothing(_directory: Path) -> Collection[int]:
 class RemoteRepositories:
     """The repositories elsewhere of one server, each with a local directory from which its models are loaded.
 
-    This class has none, as a server whose models are all on this machine; that of a package which reaches some derives from it. The
-    server opens and closes it.
+    This class has none, as a server whose models are all on this machine; that of a package which reaches some derives
+    from it. The server opens and closes it.
 
     Attributes:
         in_use: set before models are loaded.
@@ -81,7 +82,10 @@ class RemoteRepositories:
         """Find out which models there are now."""
 
     async def look_briefly(self) -> None:
-        """The same without errors. A repository that does not answer soon, or did not the last time, is not waited for."""
+        """The same without errors.
+
+        A repository that does not answer soon, or did not the last time, is not waited for.
+        """
 
     async def ask_again(self) -> None:
         """Ask the repositories that do not answer, until cancelled: once one does, its listing is in use again."""
@@ -131,7 +135,8 @@ class RemoteStorage:
     """The way to repositories by their URLs, as a row of :mod:`pybackend.plugins`."""
 
     check: Callable[[str], object]  # raises ServerError: the URL has a form that is not known
-    # the directories that keep what is downloaded from these URLs; in one that the operator has chosen, if that is not None
+    # the directories that keep what is downloaded from these URLs; in one that the operator has chosen, if that is not
+    # None
     cache_directories: Callable[[Sequence[str], Path | None], Sequence[Path]]
     # the repositories of a server, likewise. Raises ServerError: a library is missing, or credentials cannot be used
     repositories: Callable[[Sequence[str], Path | None], RemoteRepositories]

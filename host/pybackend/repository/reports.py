@@ -113,8 +113,8 @@ class StartReport:
     """The outcome of the start.
 
     Args:
-        is_told: the report follows the lines about failed loads. Then its summary repeats no reasons, unless they are more
-            than a screenful away.
+        is_told: the report follows the lines about failed loads. Then its summary repeats no reasons, unless they are
+            more than a screenful away.
     """
 
     def __init__(self, rows: Sequence[ModelStatus], took_s: float, *, is_told: bool = True) -> None:
@@ -157,7 +157,10 @@ class StartReport:
         ]
 
     def _summary(self) -> list[str]:
-        """The count of ready models and every failure. Reasons follow a single one; of several, each has a line then."""
+        """The count of ready models and every failure.
+
+        Reasons follow a single one; of several, each has a line then.
+        """
         versions = Counter(row.full_name for row in self._rows)
         ready = len(versions.keys() - {row.full_name for row in self._failures})
         models = "model is ready in" if len(versions) == 1 else "models are ready in"

@@ -54,7 +54,8 @@ class ModelRepository:
     async def load_all(self, services: StubServices, router: ModelRouter) -> bool:
         """Load every model selected for the start; True if all of them are ready afterwards.
 
-        From now on there are models: ``services`` answer what their code asks, and ``router`` runs the steps of ensembles.
+        From now on there are models: ``services`` answer what their code asks, and ``router`` runs the steps of
+        ensembles.
         """
         make = partial(_make, self.host, services, router)
         changes = ModelChanges(self.catalogue, self.host, self._directories, self._files, self.life_cycle, make)
@@ -109,7 +110,10 @@ class RepositoryStart:
         self._starts: dict[str, asyncio.Task[None]] = {}
 
     async def load(self, names: Iterable[str]) -> None:
-        """Load models by their full names, and the parts of ensembles among them; failures are noted in the catalogue."""
+        """Load models by their full names, and the parts of ensembles among them.
+
+        Failures are noted in the catalogue.
+        """
         for name in sorted(names):
             self._start(name)
         try:

@@ -1,7 +1,7 @@
 """The part of the operator's caches that a model reaches.
 
-Downloaded weights are linked into its home. Directories that an operator names for what libraries keep are used in place,
-where file permissions let the model's user do so.
+Downloaded weights are linked into its home. Directories that an operator names for what libraries keep are used in
+place, where file permissions let the model's user do so.
 """
 
 import os

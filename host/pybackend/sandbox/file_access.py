@@ -46,8 +46,8 @@ class Obstacle:
 def is_enforced(place: Obstacle, account: Account | None) -> bool:
     """Whether the file system really refuses a place: some, on networks, are mounted so that modes have no effect.
 
-    A small program asks, as the user; it asks as nobody instead of root, which would have privileges. If the program cannot
-    run, the modes count. Blocking.
+    A small program asks, as the user; it asks as nobody instead of root, which would have privileges. If the program
+    cannot run, the modes count. Blocking.
     """
     if account is None:
         return True  # the kernel was asked already
@@ -151,7 +151,10 @@ def _has(mode: int, wanted: int) -> bool:
 
 
 def _access_control_list(path: str) -> list[tuple[int, int, int]]:
-    """Return the entries of a file's access control list, as (kind, permissions, user or group); none if it has none."""
+    """Return the entries of a file's access control list, as (kind, permissions, user or group).
+
+    None if it has none.
+    """
     try:
         packed = os.getxattr(path, _ACL)
         return [(kind, mode, number) for kind, mode, number in _ENTRY.iter_unpack(packed[_HEADER_BYTES:])]

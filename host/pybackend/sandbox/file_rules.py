@@ -281,8 +281,8 @@ def _no_models(repository: str) -> Iterator[str]:
 def _is_still_model(entry: os.DirEntry[str]) -> bool:
     """:func:`is_model`, which remembers directories: each instance of each model asks about all of them.
 
-    Only positive answers are kept, so that no model's directory is ever taken for a shared one. One that has just changed is
-    judged again, because a second change within the clock's grain would not show.
+    Only positive answers are kept, so that no model's directory is ever taken for a shared one. One that has just
+    changed is judged again, because a second change within the clock's grain would not show.
     """
     try:
         status = entry.stat(follow_symlinks=False)

@@ -21,8 +21,8 @@ _OOM_SCORE_ADJ = 500
 class FrontEndSandbox:
     """The sandbox of one front end, and of its successors.
 
-    It reaches no file and no address, starts nothing, and runs as a separate user where the server can give it one. ``backlog`` is how
-    many connections wait in its listening sockets.
+    It reaches no file and no address, starts nothing, and runs as a separate user where the server can give it one.
+    ``backlog`` is how many connections wait in its listening sockets.
 
     Attributes:
         missing: layers that are not in force, with reasons, as the latest process has reported.
@@ -70,7 +70,10 @@ class FrontEndSandbox:
         )
 
     def check(self, pid: int, report: Mapping[str, str]) -> str:
-        """The reason why a process must not serve, as a clause; ``""`` if it may. Layers that are not in force are logged once."""
+        """The reason why a process must not serve, as a clause; ``""`` if it may.
+
+        Layers that are not in force are logged once.
+        """
         wrong = contradictions(pid, self.confinement, report, 1)
         if wrong:
             return f"it is not confined as it reports: {wrong}"

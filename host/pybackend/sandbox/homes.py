@@ -75,7 +75,8 @@ class Homes:
     """The homes in one directory, which several servers may share. Used from several threads.
 
     Args:
-        limit_bytes: homes that nobody uses are removed, the one that was unused longest first, when all together exceed it.
+        limit_bytes: homes that nobody uses are removed, the one that was unused longest first, when all together exceed
+            it.
     """
 
     def __init__(self, directory: Path, limit_bytes: int) -> None:
@@ -102,7 +103,8 @@ class Homes:
 
         Args:
             model: the model's directory.
-            gid: the group of the processes, -1 for the server's; None for any that ``take`` returned, now or for others.
+            gid: the group of the processes, -1 for the server's; None for any that ``take`` returned, now or for
+                others.
 
         Raises OSError: there can be none.
         """
@@ -118,7 +120,10 @@ class Homes:
         return home
 
     def open_again(self, home: Home) -> None:
-        """Open what processes have put into a home meanwhile to others that are about to start. Blocking. Raises OSError."""
+        """Open what processes have put into a home meanwhile to others that are about to start. Blocking.
+
+        Raises OSError.
+        """
         with home.preparing:
             _prepare(home)
 

@@ -239,7 +239,10 @@ class ModelReach:
 
 
 def _python_outside(closed: str) -> str:
-    """A Python of the system that can run the server and does not lie below a closed directory; empty if there is none."""
+    """A Python of the system that can run the server and does not lie below a closed directory.
+
+    Empty if there is none.
+    """
     for minor in range(sys.version_info.minor, _OLDEST_MINOR - 1, -1):
         path = shutil.which(f"python3.{minor}", path=SYSTEM_PATH)
         if path is not None and not contains(closed, os.path.realpath(path)):

@@ -498,7 +498,10 @@ class ModelSandbox:
 
 
 def _make_directory(model: str, path: str, account: Account | None) -> None:
-    """Create a directory that a model may write: a confined process cannot. Everybody who may write beside it may do so in it."""
+    """Create a directory that a model may write: a confined process cannot.
+
+    Everybody who may write beside it may do so in it.
+    """
     try:
         make_directory(path, account)
     except OSError as error:

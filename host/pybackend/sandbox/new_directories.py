@@ -13,8 +13,8 @@ _ON_WAY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def make_directory(path: str, account: Account | None) -> None:
     """Create a directory and those above it, where a user could. Blocking.
 
-    They have the owner and the permissions of the directory that is there. No link is followed: the server may be root, and
-    anyone who may write beside the directory could put one in its place at any moment.
+    They have the owner and the permissions of the directory that is there. No link is followed: the server may be root,
+    and anyone who may write beside the directory could put one in its place at any moment.
 
     Raises OSError.
 

@@ -49,7 +49,10 @@ class Permissions:
 
 
 def permissions(level: str, options: SandboxOptions, *, unix_sockets: bool = True) -> Permissions:
-    """Return the permissions of a model with these options at this level; without ``unix_sockets``, it must ask for those."""
+    """Return the permissions of a model with these options at this level.
+
+    Without ``unix_sockets``, it must ask for those.
+    """
     usual = level != STRICT
     network = usual if options.network is None else options.network
     return Permissions(

@@ -44,7 +44,10 @@ def is_among_temporary_files(path: str) -> bool:
 
 
 class RuntimeDirectory:
-    """A server's runtime directory. It exists on disk only from the first directory in it on. Used from several threads."""
+    """A server's runtime directory. It exists on disk only from the first directory in it on.
+
+    Used from several threads.
+    """
 
     def __init__(self, places: Sequence[Path]) -> None:
         self.places = tuple(places)

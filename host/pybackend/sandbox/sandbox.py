@@ -127,7 +127,10 @@ class Sandbox:
         return str(path)
 
     def tell(self, whose: str, missing: Mapping[str, str]) -> None:
-        """Log that layers are not in force, once for each, however many processes that concerns; the reasons are the doctor's."""
+        """Log that layers are not in force, once for each, however many processes that concerns.
+
+        The reasons are the doctor's.
+        """
         for layer, reason in missing.items():
             log.debug("sandbox of %s: layer '%s' (%s) is not in force: %s", whose, layer, LAYERS[layer], reason)
         untold = [layer for layer in missing if layer not in self._told_layers]
@@ -170,7 +173,10 @@ class Sandbox:
 
 
 def _exposed_text(places: Sequence[str], own: str) -> str:
-    """Why places cannot be hidden, and what to do; empty for none. The server has chosen ``own`` and what it calls its own."""
+    """Why places cannot be hidden, and what to do; empty for none.
+
+    The server has chosen ``own`` and what it calls its own.
+    """
     by_server = [path for path in places if path == own or is_among_temporary_files(path)]
     by_user = [path for path in places if path not in by_server]
     texts = []

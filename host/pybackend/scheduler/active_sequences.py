@@ -14,7 +14,10 @@ log = logging.getLogger(__name__)
 
 
 class ActiveSequences:
-    """Finds the sequence of each request, or begins it. Those whose last request has arrived are not active any more."""
+    """Finds the sequence of each request, or begins it.
+
+    Those whose last request has arrived are not active any more.
+    """
 
     def __init__(self, config: SequenceConfig, controls: ControlTensors) -> None:
         # called when the last active sequence has ended; None if nothing waits for that

@@ -178,7 +178,10 @@ class SequenceInputs:
         self.owner = owner
 
     def add(self, item: SequenceRequest) -> None:
-        """Add the control inputs of a request and the current states of its sequence; it must be the sequence's next."""
+        """Add the control inputs of a request and the current states of its sequence.
+
+        It must be the sequence's next.
+        """
         item.strip()
         request, sequence = item.pending.request, item.sequence
         request.inputs += self._controls.inputs(request)

@@ -26,8 +26,8 @@ _DIGITS = re.compile(rb"[0-9]{1,18}")
 class CloudApp:
     """The ASGI application of one cloud's port.
 
-    The restrictions of the HTTP port hold for routes that a header names. ``only_model`` gives the name of the server's only
-    model, None if there are none or several.
+    The restrictions of the HTTP port hold for routes that a header names. ``only_model`` gives the name of the server's
+    only model, None if there are none or several.
     """
 
     def __init__(
@@ -103,7 +103,10 @@ class CloudApp:
         return name
 
     def _method(self, path: str, headers: Headers) -> str:
-        """The method that a route takes: the cloud passes on POST only. A route that takes both is read without a body."""
+        """The method that a route takes: the cloud passes on POST only.
+
+        A route that takes both is read without a body.
+        """
         wanted = ("GET", "POST") if only_value(headers, b"content-length") in {None, b"0"} else ("POST", "GET")
         for method in wanted:
             scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}

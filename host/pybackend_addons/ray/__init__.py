@@ -1,6 +1,7 @@
 """Whole servers on many machines: Ray Serve places, restarts, scales and drains them.
 
-The server does not import this package, and requests do not pass through it: clients talk to HAProxy, and HAProxy to the servers. ``pip install '.[ray]'`` in a clone of pybackend installs what it needs.
+The server does not import this package, and requests do not pass through it: clients talk to HAProxy, and HAProxy to
+the servers. ``pip install '.[ray]'`` in a clone of pybackend installs what it needs.
 """
 
 from __future__ import annotations

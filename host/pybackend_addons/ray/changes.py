@@ -29,8 +29,8 @@ _MODEL = re.compile(r"/v2/(?:repository/)?models/(?P<model>[^/]+)/.*")
 class Changes:
     """Numbers the changes, and remembers those that matter.
 
-    It keeps nothing on a disk. A replica knows the changes that it has made: a coordinator that was started again learns them from
-    the replicas that join it.
+    It keeps nothing on a disk. A replica knows the changes that it has made: a coordinator that was started again
+    learns them from the replicas that join it.
     """
 
     def __init__(self, cluster: Cluster, members: Members) -> None:

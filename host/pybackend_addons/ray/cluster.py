@@ -102,10 +102,12 @@ class Cluster:
         max_replicas: likewise.
         pools: the others.
         target_ongoing_requests: of one replica, waiting and running; above it, replicas are added.
-        target_waiting: seconds that requests wait for each second of computing; above it, replicas are added, too. 0: it does not matter.
+        target_waiting: seconds that requests wait for each second of computing; above it, replicas are added, too. 0:
+            it does not matter.
         scale_down_s: replicas are removed if fewer have sufficed for this long.
         address: where the entrances listen.
-        http_tls: the certificates of the entrance's port for HTTP, in files of each machine with an entrance; None for plain HTTP.
+        http_tls: the certificates of the entrance's port for HTTP, in files of each machine with an entrance; None for
+            plain HTTP.
         grpc_tls: likewise for gRPC.
         api_keys: of clients, in such a file; None if clients need none.
         entrances: the number of machines with an entrance.
@@ -168,7 +170,10 @@ class Cluster:
 
 
 def keyed(cluster: Cluster) -> Cluster:
-    """The settings with the key, in a process of the cluster. It comes from Ray's token, so that it outlives updates."""
+    """The settings with the key, in a process of the cluster.
+
+    It comes from Ray's token, so that it outlives updates.
+    """
     from ray._raylet import AuthenticationTokenLoader
 
     token = AuthenticationTokenLoader.instance().get_raw_token(ignore_auth_mode=True)
@@ -176,7 +181,10 @@ def keyed(cluster: Cluster) -> Cluster:
 
 
 def cluster_of(repositories: Sequence[str], arguments: Sequence[str] = (), **settings: Any) -> Cluster:
-    """The settings of an application. Raises ServerError if they contradict each other, or a flag cannot be used here."""
+    """The settings of an application.
+
+    Raises ServerError if they contradict each other, or a flag cannot be used here.
+    """
     for word in arguments:
         refuse_flag(word.removeprefix("--").partition("=")[0])
     known = set(Cluster.__dataclass_fields__) - {"arguments", "updates", "key"}
@@ -269,7 +277,10 @@ def _plain(value: Any) -> Any:
 
 
 def serve_config(cluster: Cluster) -> dict[str, Any]:
-    """The configuration of Ray Serve, for ``serve deploy``, that runs such an application. It imports nothing of Ray."""
+    """The configuration of Ray Serve, for ``serve deploy``, that runs such an application.
+
+    It imports nothing of Ray.
+    """
     prefix = "--model-repository="
     own = {
         name: _plain(getattr(cluster, name))

@@ -66,7 +66,8 @@ def serve_on_ray(cluster: Cluster) -> int:
 def ending_signals() -> Callable[[], None]:
     """A function that waits until SIGINT or SIGTERM comes, or has come since this call.
 
-    The kernel may give a signal to any of Ray's threads. That wakes none that waits for a lock, but Python then writes a byte to this pipe.
+    The kernel may give a signal to any of Ray's threads. That wakes none that waits for a lock, but Python then writes
+    a byte to this pipe.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -81,7 +82,10 @@ def ending_signals() -> Callable[[], None]:
 
 
 def show_status() -> dict[str, Any]:
-    """The application's state, as its coordinator says, and the machines of the cluster. Raises ServerError without one."""
+    """The application's state, as its coordinator says, and the machines of the cluster.
+
+    Raises ServerError without one.
+    """
     with redirect_stdout(sys.stderr):  # what Ray has to say, such as that a machine died: JSON must stay JSON
         return _asked_status()
 

@@ -51,7 +51,9 @@ def replica_range(text: str) -> tuple[int, int]:
 
 
 def replica_pool(text: str) -> Pool:
-    """The pool in ``NAME,model=MODEL,model=OTHER,replicas=1..4,cpus=2,gpus=1``. Raises argparse.ArgumentTypeError for another form.
+    """The pool in ``NAME,model=MODEL,model=OTHER,replicas=1..4,cpus=2,gpus=1``.
+
+    Raises argparse.ArgumentTypeError for another form.
 
     Without ``gpus``, its models' instance groups decide; that is -1 here.
     """

@@ -1,6 +1,7 @@
 """Becomes another program, which the kernel kills with the process that started it.
 
-A server that ended in order would refuse requests until the entrance notices. Connections that break are noticed at once.
+A server that ended in order would refuse requests until the entrance notices. Connections that break are noticed at
+once.
 
 Arguments: the pid of that process, and the command.
 """

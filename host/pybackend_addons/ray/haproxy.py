@@ -37,7 +37,8 @@ NO_SHARED_MEMORY = (
     "Send the tensors with the requests"
 )
 UNREACHED = "x-pybackend-unreached"
-"""The header of a question for readiness at an entrance that reaches no ready replica of a pool. The coordinator would hear of it later."""
+"""The header of a question for readiness at an entrance that reaches no ready replica of a pool. The coordinator would
+hear of it later."""
 
 _LOST = "the connection with the replica that had this request broke: whether it has run is unknown"
 _NO_SERVER = "no replica can take this request now: try again"
@@ -304,7 +305,10 @@ class Runtime:
         self._sequences = sequences
 
     async def apply(self, roster: Roster) -> None:
-        """Make HAProxy know what the roster says. Raises OSError if it does not listen, and ServerError if it refuses."""
+        """Make HAProxy know what the roster says.
+
+        Raises OSError if it does not listen, and ServerError if it refuses.
+        """
         await self._list_sequences(roster.sequences)
         host, http_port, grpc_port = roster.coordinator
         await self._place("coordinator/coordinator", host, http_port, "ready")

@@ -40,8 +40,8 @@ except ImportError:
     raise ServerError(f"--pools-file needs the package grpcio: {install_command('ray')}") from None
 
 PATH = "pybackend_path"
-"""The parameter of calls that names the models that wait for the answer, as a JSON list, after a signature with the servers' headers: one
-that a client makes up does not count. Ensembles give it to their steps."""
+"""The parameter of calls that names the models that wait for the answer, as a JSON list, after a signature with the
+servers' headers: one that a client makes up does not count. Ensembles give it to their steps."""
 
 MOST_WAITING = 8
 """Models of such a path."""

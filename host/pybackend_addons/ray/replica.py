@@ -140,7 +140,10 @@ class _Server:
             self._process.send_signal(signal.SIGHUP)  # read it now
 
     async def _has_loaded(self) -> bool:
-        """True if it takes changes: it has loaded all models, or tried. It says that it is ready before it begins to load."""
+        """True if it takes changes: it has loaded all models, or tried.
+
+        It says that it is ready before it begins to load.
+        """
         try:
             _, body = await self.call("POST", "/v2/repository/models/-/unload", {})
         except aiohttp.ClientError:

@@ -25,5 +25,8 @@ def waiting_query(selector: str) -> str:
 
 
 def wanted_servers(present: int, share: float, target: float) -> float:
-    """How many servers bring the share to its target. A small share says that there is room, not how much: one goes at a time."""
+    """How many servers bring the share to its target.
+
+    A small share says that there is room, not how much: one goes at a time.
+    """
     return max(present * share / target, present - 1)

@@ -9,7 +9,10 @@ _PREFIXES = {"http": "", "grpc": "triton-grpc-protocol-"}
 
 
 def create_auth_headers(access_token: str, protocol: str) -> dict[str, str]:
-    """The headers of requests by ``http`` or ``grpc``. Raises PyTritonClientValueError: the token is empty, or a protocol is another."""
+    """The headers of requests by ``http`` or ``grpc``.
+
+    Raises PyTritonClientValueError: the token is empty, or a protocol is another.
+    """
     if not access_token:
         raise PyTritonClientValueError("access_token is empty: pass the one of triton.get_access_token(), or None")
     if protocol not in _PREFIXES:

@@ -1,6 +1,7 @@
 """The clients: one model, its inputs by position or name, single samples or batches.
 
-They are thin: :mod:`pybackend_client` does the work. URLs with ``grpc://`` need grpcio, which the extra ``client`` installs.
+They are thin: :mod:`pybackend_client` does the work. URLs with ``grpc://`` need grpcio, which the extra ``client``
+installs.
 """
 
 from __future__ import annotations
@@ -360,7 +361,10 @@ class FuturesModelClient:
         self.close()
 
     def close(self, wait: bool = True) -> None:
-        """Close the connections, after the answers of all requests if it is to ``wait``; otherwise those that wait are cancelled."""
+        """Close the connections, after the answers of all requests if it is to ``wait``.
+
+        Otherwise those that wait are cancelled.
+        """
         self._pool.shutdown(wait=wait, cancel_futures=not wait)
         self._client.close()
 

@@ -1,1 +1,4 @@
-"""Searches the configuration of models under load: instances, batches, threads. A client of a server that runs for it."""
+"""Searches the configuration of models under load: instances, batches, threads.
+
+A client of a server that runs for it.
+"""

@@ -66,8 +66,8 @@ class Space:
     def of(self, config: Mapping[str, Any]) -> Space:
         """The values for a model with this configuration.
 
-        A model whose configuration says that it takes no batches, or whose requests belong to sequences, gets no dynamic
-        batches; ``threads`` are for backends with a parameter for them.
+        A model whose configuration says that it takes no batches, or whose requests belong to sequences, gets no
+        dynamic batches; ``threads`` are for backends with a parameter for them.
         """
         now = candidate_of(config)
         batches = now.max_batch_size > 0 and "sequence_batching" not in config

@@ -25,8 +25,8 @@ _ROUNDS = 4
 class Goal:
     """The aim of the search, and its limits."""
 
-    # throughput: the most inferences; latency: the lowest 99th percentile of times; median: their lowest median; cost: the
-    # most inferences for processor time
+    # throughput: the most inferences; latency: the lowest 99th percentile of times; median: their lowest median; cost:
+    # the most inferences for processor time
     objective: str = "throughput"
     p99_ms: float = float("inf")  # of every model
     least_per_s: float = 0.0  # of all models together

@@ -1,11 +1,11 @@
 """The program that sends requests to a server and measures it, one job after the other: ``python -m``.
 
-It reads a line of JSON for each job from standard input, writes one with the result to standard output, and ends with its
-input. It shares no interpreter with the server.
+It reads a line of JSON for each job from standard input, writes one with the result to standard output, and ends with
+its input. It shares no interpreter with the server.
 
-A closed loop: each of its clients sends its next request when it has its answer. An open loop: requests are due at random moments,
-as those of many independent users are, and a request that must wait for a free connection waits since it was due. So a server
-that stops for a moment is not spared the requests of that moment.
+A closed loop: each of its clients sends its next request when it has its answer. An open loop: requests are due at
+random moments, as those of many independent users are, and a request that must wait for a free connection waits since
+it was due. So a server that stops for a moment is not spared the requests of that moment.
 """
 
 from __future__ import annotations

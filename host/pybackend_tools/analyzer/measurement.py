@@ -147,7 +147,10 @@ class Bench:
         self._processes.close()
 
     def measure(self, load: Load, clients: int) -> Rung:
-        """Measure all models at once. Raises MeasurementError if one refuses requests, or leaves them without an answer."""
+        """Measure all models at once.
+
+        Raises MeasurementError if one refuses requests, or leaves them without an answer.
+        """
         self._seed += 1
         before, closed_before = self._source.sample(), self._closed()
         for generator, target in zip(self._generators, self._targets, strict=True):

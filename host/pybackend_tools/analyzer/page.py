@@ -47,7 +47,10 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_pages(directory: Path, page: str, table: str) -> Path:
-    """Write ``report.html`` and ``results.csv``. Returns the first one's path; raises ServerError if that is impossible."""
+    """Write ``report.html`` and ``results.csv``.
+
+    Returns the first one's path; raises ServerError if that is impossible.
+    """
     path = directory / "report.html"
     write_whole(path, page)
     write_whole(directory / "results.csv", table)

@@ -298,5 +298,8 @@ def write_report(
     texts: Mapping[str, str],
     other: AnalysisResults | None,
 ) -> Path:
-    """Write ``report.html`` and ``results.csv``. Returns the first one's path; raises ServerError if that is impossible."""
+    """Write ``report.html`` and ``results.csv``.
+
+    Returns the first one's path; raises ServerError if that is impossible.
+    """
     return write_pages(directory, html_text(results, configs, texts, other), csv_text(results))

@@ -83,8 +83,8 @@ def _tensor(document: Mapping[str, Any]) -> Tensor:
 def from_file(path: Path, config: Mapping[str, Any]) -> list[Document]:
     """The requests of a file for a model with this configuration.
 
-    A trace file's; those of ``{"data": [{INPUT: VALUES, ...}, ...]}``, as perf_analyzer has them; or those of an ``.npz`` file
-    with an array for each input, whose rows are the requests. Raises ServerError if it cannot be used.
+    A trace file's; those of ``{"data": [{INPUT: VALUES, ...}, ...]}``, as perf_analyzer has them; or those of an
+    ``.npz`` file with an array for each input, whose rows are the requests. Raises ServerError if it cannot be used.
     """
     try:
         contents = path.read_bytes()

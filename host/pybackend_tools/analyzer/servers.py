@@ -33,7 +33,8 @@ class Served:
 class Servers:
     """Servers of the same models. A context manager: its end is that of the servers that it has started.
 
-    ``url``, ``metrics_url``: of the server that runs already. The analysis ends with it. ``command``: starts another one.
+    ``url``, ``metrics_url``: of the server that runs already. The analysis ends with it. ``command``: starts another
+    one.
     """
 
     def __init__(

@@ -1,1 +1,4 @@
-"""The console: pages for the browser about a running server. It is a client of the public routes, in its own process."""
+"""The console: pages for the browser about a running server.
+
+It is a client of the public routes, in its own process.
+"""

@@ -78,7 +78,10 @@ def _show_text(title: str, text: str | None, trouble: str, *, place: str = "") -
 
 
 def _config_text(config: Mapping[str, Any]) -> str:
-    """A configuration as config.pbtxt, without the fields that a load fills in; as JSON if the server is another one."""
+    """A configuration as config.pbtxt, without the fields that a load fills in.
+
+    As JSON if the server is another one.
+    """
     try:
         return format_config_text(minimal_document(parse_config_json(dict(config), "the server's configuration")))
     except PybackendError:

@@ -1,7 +1,7 @@
 """What all pages share: the bar, the banner for a server that is away, questions, and texts of strangers.
 
-Texts of strangers (names, labels, outputs, logs) are only ever text of an element or a value of a property: never HTML, never
-a part of a property's text.
+Texts of strangers (names, labels, outputs, logs) are only ever text of an element or a value of a property: never HTML,
+never a part of a property's text.
 """
 
 from __future__ import annotations

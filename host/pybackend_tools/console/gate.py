@@ -55,8 +55,8 @@ class Session:
 class ConsoleAddress:
     """Where browsers find the console: on this machine, and perhaps behind a proxy.
 
-    On this machine, its pages lie below a path that nobody else knows: browsers send a cookie to all ports of a host, and
-    other users, and models, may listen at some, but below its path only.
+    On this machine, its pages lie below a path that nobody else knows: browsers send a cookie to all ports of a host,
+    and other users, and models, may listen at some, but below its path only.
     """
 
     port: int

@@ -34,7 +34,8 @@ class Kept:
 class KeptRequests:
     """The list of a model's page.
 
-    ``kept``: what this browser has kept, of all models. ``place``: name and version of the model. ``send`` sends one again.
+    ``kept``: what this browser has kept, of all models. ``place``: name and version of the model. ``send`` sends one
+    again.
     """
 
     def __init__(
@@ -98,7 +99,10 @@ class KeptRequests:
 
 
 def sample_tensors(sample: Mapping[str, Any], *, batches: bool) -> list[Tensor]:
-    """The inputs of one request of a warm-up sample. Raises ServerError if they lie in the model's files, or are too large."""
+    """The inputs of one request of a warm-up sample.
+
+    Raises ServerError if they lie in the model's files, or are too large.
+    """
     batch = (1,) if batches else ()
     return [_sample_tensor(each, spec, batch) for each, spec in sample.get("inputs", {}).items()]
 

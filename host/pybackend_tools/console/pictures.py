@@ -95,7 +95,8 @@ def _too_large() -> ServerError:
 def array_of_picture(data: bytes, wanted: ModelTensor, layout: Layout, scale: str, *, crops: bool) -> np.ndarray:
     """The picture in a file as an input takes it.
 
-    ``crops``: cut the middle out to get the input's proportions, instead of stretching. Raises ServerError if it cannot be read.
+    ``crops``: cut the middle out to get the input's proportions, instead of stretching. Raises ServerError if it cannot
+    be read.
     """
     picture = opened(data)
     if picture is None:

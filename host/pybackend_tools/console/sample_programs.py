@@ -193,7 +193,10 @@ class _Writer:
         return " \\\n  ".join([*call, f"-d {shlex.quote(json.dumps(document))}"])
 
     def _form(self, call: Sequence[str], files: Sequence[_Sent], values: Mapping[str, Any]) -> str:
-        """Files as parts of a form. Texts beside them are parts as they are, and other values are written as in JSON."""
+        """Files as parts of a form.
+
+        Texts beside them are parts as they are, and other values are written as in JSON.
+        """
         nbytes = sum(len(each.contents()) for each in files)
         if nbytes > _MOST_FORM_BYTES:
             return f"# generate takes {_MOST_FORM_BYTES >> 20} MB at most, and the files have {nbytes:,} bytes: send them with infer."

@@ -248,8 +248,8 @@ async def _prepared(
 async def _rehearsed(source: ModelSource, host: ModelHost) -> tuple[str, int, Mapping[str, str]]:
     """Do what loading a version does before any of its code runs, and release everything again.
 
-    Returns what it would run on, the number of its processes, and the layers of its sandbox that are known not to apply, with
-    reasons.
+    Returns what it would run on, the number of its processes, and the layers of its sandbox that are known not to
+    apply, with reasons.
     """
     processes = ModelProcesses(source, host, None)
     try:

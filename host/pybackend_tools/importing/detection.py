@@ -72,8 +72,8 @@ def detect(path: Path, *, flavor: str = "") -> FoundModel:
     """Find out what a file or directory is. Blocking.
 
     ``flavor``: the only one that counts of an MLflow directory; ``""`` for the first that a backend serves, else
-    python_function. Raises ServerError if it does not exist, cannot be read, is damaged, or is of no kind, or of several, that
-    can be imported.
+    python_function. Raises ServerError if it does not exist, cannot be read, is damaged, or is of no kind, or of
+    several, that can be imported.
     """
     try:
         if os.path.isdir(path):
@@ -87,7 +87,10 @@ def detect(path: Path, *, flavor: str = "") -> FoundModel:
 
 
 def bare_model(path: Path) -> FoundModel | None:
-    """The model in a file, or in a directory that holds no models of a repository; None for everything unknown. Blocking."""
+    """The model in a file, or in a directory that holds no models of a repository.
+
+    None for everything unknown. Blocking.
+    """
     try:
         return detect(path)
     except ServerError:

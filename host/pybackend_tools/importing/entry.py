@@ -1,7 +1,7 @@
 """The entry of a repository while it is made: a hidden directory beside the models, moved into place when it is whole.
 
-Servers ignore hidden directories, and a move within one file system is atomic: a server that follows the repository sees all
-of an entry or none of it.
+Servers ignore hidden directories, and a move within one file system is atomic: a server that follows the repository
+sees all of an entry or none of it.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class StagedEntry:
     """An entry that is being made. As a context manager it removes everything that was not put into place.
 
     ``model``: the directory that becomes the model's. ``directory``: the hidden directory around it, which is a
-    repository of this one model. Raises ServerError if the disk is full, or something cannot be read or written; earlier
-    files are in their place then.
+    repository of this one model. Raises ServerError if the disk is full, or something cannot be read or written;
+    earlier files are in their place then.
     """
 
     place: EntryPath
@@ -122,7 +122,9 @@ class StagedEntry:
                 return  # it holds the entry
 
     def copy(self, files: Mapping[str, Path], given: Path) -> None:
-        """Copy files and directories into the version directory. Links among them may lead to the same author's files only.
+        """Copy files and directories into the version directory.
+
+        Links among them may lead to the same author's files only.
 
         ``files``: by their path in the version directory. ``given``: the file or directory that the user has named.
         """
@@ -162,7 +164,10 @@ class StagedEntry:
                     shutil.copyfile(self.place.model / name, self.model / name)
 
     def write(self, name: str, text: str) -> None:
-        """Write a text file into the model's directory. The running model may have put a link in its place: that is removed."""
+        """Write a text file into the model's directory.
+
+        The running model may have put a link in its place: that is removed.
+        """
         with _explained():
             (self.model / name).unlink(missing_ok=True)
             with (self.model / name).open("x", encoding="utf-8") as file:

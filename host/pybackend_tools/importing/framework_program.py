@@ -1,7 +1,8 @@
 """Computes answers with the framework alone: the served answers are compared with these.
 
-It is the code of a model that a server runs beside the imported one, with ``probe.py``. It shares no code with backends, and passes
-requests and answers as JSON, so that it does not depend on how a server reads tensors. It runs on any CPython from 3.8 on.
+It is the code of a model that a server runs beside the imported one, with ``probe.py``. It shares no code with
+backends, and passes requests and answers as JSON, so that it does not depend on how a server reads tensors. It runs on
+any CPython from 3.8 on.
 """
 
 from __future__ import annotations
@@ -113,7 +114,10 @@ def _sklearn(path: str, config: dict[str, Any]) -> Any:
 
 
 def _classes(path: str, _config: dict[str, Any]) -> Any:
-    """The names of an estimator's classes in the order of its probabilities; none of what has no classes, or several sets of them."""
+    """The names of an estimator's classes in the order of its probabilities.
+
+    None of what has no classes, or several sets of them.
+    """
     classes = getattr(probe.estimator(path), "classes_", ())
     texts = [] if isinstance(classes, list) else [str(each) for each in importlib.import_module("numpy").ravel(classes)]
     return lambda _inputs: {"classes_": importlib.import_module("numpy").array(texts, object)}

@@ -158,7 +158,10 @@ class PybackendClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow is 
         config: Mapping[str, Any] | None = None,
         endpoint: str | None = None,
     ) -> dict[str, Any]:
-        """Replace the model of a deployment; the old one answers until the new one is ready, and stays if that fails."""
+        """Replace the model of a deployment.
+
+        The old one answers until the new one is ready, and stays if that fails.
+        """
         _no_endpoint(endpoint)
         if model_uri is None:
             raise MlflowException("an update needs the URI of the new model", INVALID_PARAMETER_VALUE)
@@ -169,7 +172,10 @@ class PybackendClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow is 
     def delete_deployment(
         self, name: str, config: Mapping[str, Any] | None = None, endpoint: str | None = None
     ) -> None:
-        """Unload a model, and remove its files from the directory ``repository``. A model that is not there is no error."""
+        """Unload a model, and remove its files from the directory ``repository``.
+
+        A model that is not there is no error.
+        """
         _no_endpoint(endpoint)
         _check_name(name)
         given = _checked(config)
@@ -208,7 +214,10 @@ class PybackendClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow is 
     def predict(
         self, deployment_name: str | None = None, inputs: Any = None, endpoint: str | None = None
     ) -> PredictionsResponse:
-        """Predictions for a DataFrame, an array, a list, or a dictionary of arrays; the server needs ``--allow-mlflow``."""
+        """Predictions for a DataFrame, an array, a list, or a dictionary of arrays.
+
+        The server needs ``--allow-mlflow``.
+        """
         _no_endpoint(endpoint)
         if deployment_name is None:
             raise MlflowException("predict needs the name of a deployment", INVALID_PARAMETER_VALUE)
@@ -256,7 +265,10 @@ class _Saved:
         return first_configuration(self._found, {"parameters": parameters})
 
     def write(self, repository: Path, name: str, *, adds: bool) -> Path:
-        """Put the model into a repository, as a new model, or as the next version of one that is there; returns its directory."""
+        """Put the model into a repository, as a new model, or as the next version of one that is there.
+
+        Returns its directory.
+        """
         version = max(scan_versions(repository / name).versions, default=0) + 1 if adds else None
         place = place_of(repository, name, version, force=False)
         with StagedEntry(place) as entry:

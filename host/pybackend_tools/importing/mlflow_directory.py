@@ -59,8 +59,8 @@ def is_mlflow(path: Path) -> bool:
 def read_mlflow(path: Path, detect: Detect, flavor: str = "") -> FoundModel:
     """The model in a directory of MLflow. Blocking.
 
-    ``flavor``: the only one that counts, ``""`` for the first that can be served. Raises ServerError if MLmodel cannot be read,
-    a file that it names is missing, or no flavor can be served.
+    ``flavor``: the only one that counts, ``""`` for the first that can be served. Raises ServerError if MLmodel cannot
+    be read, a file that it names is missing, or no flavor can be served.
     """
     document = _document(path)
     flavors = document.get("flavors")

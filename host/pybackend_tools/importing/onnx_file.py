@@ -44,7 +44,10 @@ class _Field(NamedTuple):
 
 
 class _Malformed(Exception):
-    """These bytes are no protobuf message. ``cut_off`` is the number of the field in whose middle they end, -1 if it is unknown, 0 for none."""
+    """These bytes are no protobuf message.
+
+    ``cut_off`` is the number of the field in whose middle they end, -1 if it is unknown, 0 for none.
+    """
 
     def __init__(self, cut_off: int = 0) -> None:
         super().__init__()

@@ -67,7 +67,10 @@ class ImportRun:
         return FrameworkModel(self.entry.directory / f"framework_of_{self.entry.place.name}")
 
     def visit(self, url: str) -> None:
-        """Everything that needs the server; runs in a thread. Raises PybackendError if the model does not load or answer."""
+        """Everything that needs the server; runs in a thread.
+
+        Raises PybackendError if the model does not load or answer.
+        """
         name = self.entry.place.name
         connection = Connection(url, self.timeout_s)
         trial = Trial(connection, name)
@@ -123,7 +126,10 @@ class ImportRun:
             each["label_filename"] = LABELS
 
     def _load(self, trial: Trial) -> float:
-        """Load the model with the first of its configurations that it accepts; returns how long that took, in seconds."""
+        """Load the model with the first of its configurations that it accepts.
+
+        Returns how long that took, in seconds.
+        """
         if self.entry.place.adds:
             return self._try(trial)
         reason: InferenceError | None = None

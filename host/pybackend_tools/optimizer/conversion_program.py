@@ -1,7 +1,7 @@
 """Converts the files of a model for another runtime.
 
-It is the code of a model that a server runs, with ``probe.py``. The files that it makes are the elements of its answer. It runs on any
-CPython from 3.8 on.
+It is the code of a model that a server runs, with ``probe.py``. The files that it makes are the elements of its answer.
+It runs on any CPython from 3.8 on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import probe
 class TritonPythonModel:
     """A conversion as a model: anything in, the names and the contents of files out.
 
-    Its question has the ``step``, the ``kind`` of the file, the original's complete ``config`` and ``samples`` (requests in JSON).
+    Its question has the ``step``, the ``kind`` of the file, the original's complete ``config`` and ``samples``
+    (requests in JSON).
     """
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -120,8 +121,8 @@ def _forest_to_onnx(converter: str, booster: Any, directory: str, config: dict[s
 def _write_as_configured(model: Any, directory: str, config: dict[str, Any]) -> None:
     """Write a network whose tensors get the names, types and shapes of the configuration, by further nodes at its ends.
 
-    Outputs are taken from the end: the label of a classifier, which comes first, may be unwanted. Of two probabilities, one that
-    is wanted is that of the second class.
+    Outputs are taken from the end: the label of a classifier, which comes first, may be unwanted. Of two probabilities,
+    one that is wanted is that of the second class.
     """
     onnx = importlib.import_module("onnx")
     make, graph = onnx.helper, model.graph

@@ -45,7 +45,10 @@ class Form:
 
 
 def forms_of(found: FoundModel, cores: int, *, calibrates: bool) -> list[Form]:
-    """The forms of a model, the one that `pybackend import` would make first. Raises ServerError if none other is known."""
+    """The forms of a model, the one that `pybackend import` would make first.
+
+    Raises ServerError if none other is known.
+    """
     kind = found.kind
     if kind.name not in _FORMS:
         raise ServerError(

@@ -316,7 +316,10 @@ class Search:
 
 
 def written(directory: Path, names: Sequence[bytes], contents: Sequence[bytes]) -> FoundModel:
-    """Write the files of a conversion into an empty directory. Raises FormError if they are no model: strangers' code has made them."""
+    """Write the files of a conversion into an empty directory.
+
+    Raises FormError if they are no model: strangers' code has made them.
+    """
     try:
         for name, data in zip(names, contents, strict=True):
             (directory / os.path.basename(name.decode())).write_bytes(data)

@@ -56,8 +56,8 @@ def compile_modules(
 ) -> dict[str, Path]:
     """Compile modules into a separate directory; returns the compiled files by their name within the environment.
 
-    ``sources``: invalid ones are skipped. ``target``: an empty directory. ``advance``: called with the number of finished
-    chunks.
+    ``sources``: invalid ones are skipped. ``target``: an empty directory. ``advance``: called with the number of
+    finished chunks.
     """
     names: dict[str, Path] = {}
     chunks: list[bytes] = []

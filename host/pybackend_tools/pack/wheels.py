@@ -243,7 +243,10 @@ def _error(complaint: str, order: WheelOrder, python: Path | None) -> PackError:
 
 
 def _readable(complaint: str) -> str:
-    """The error message of uv, without box-drawing characters and progress reports; of a failed build, its last words."""
+    """The error message of uv, without box-drawing characters and progress reports.
+
+    Of a failed build, its last words.
+    """
     lines = []
     for line in _without_build_output(complaint.splitlines()):
         words = re.sub(r"[\u00d7\u2500-\u257f\u25b6]+", " ", line).strip()

@@ -99,8 +99,8 @@ def run_dev(arguments: Sequence[str], serve: Serve) -> int:
 def parse_dev(arguments: Sequence[str], make_scratch: Callable[[], Path]) -> Settings | str:
     """The settings of the command line after ``dev``, as text if it wants them printed.
 
-    ``make_scratch`` makes an empty directory, for a copy of a framework's file or directory. Raises UsageError if a flag or a value
-    does not exist, and ServerError if the settings contradict each other, or the command.
+    ``make_scratch`` makes an empty directory, for a copy of a framework's file or directory. Raises UsageError if a
+    flag or a value does not exist, and ServerError if the settings contradict each other, or the command.
     """
     parser = make_parser()
     sources = SettingSources(parser, [flag for group in _GROUPS for flag in group.flags], os.environ)
@@ -129,7 +129,10 @@ def parse_dev(arguments: Sequence[str], make_scratch: Callable[[], Path]) -> Set
 
 
 def _found(path: Path) -> FoundModel | None:
-    """The framework's model there, None for none; an unknown file has no other meaning, and is a ServerError with the reason."""
+    """The framework's model there, None for none.
+
+    An unknown file has no other meaning, and is a ServerError with the reason.
+    """
     return detect(path) if path.is_file() else bare_model(path)
 
 

@@ -178,7 +178,10 @@ def _complain_of_no_output(connection: Connection, request: Request) -> int:
 
 
 def _ask_for_stream(connection: Connection, request: Request, *, as_json: bool) -> int:
-    """Print the responses of a decoupled model as they arrive; returns 1 if one of them is an error, or there is none."""
+    """Print the responses of a decoupled model as they arrive.
+
+    Returns 1 if one of them is an error, or there is none.
+    """
     response, status = None, 0
     for response in infer_stream(connection, request):
         if set(response) == {"error"}:

@@ -79,17 +79,17 @@ def execute_batch(
 ) -> List[InferenceResponse]:
     """Answer all requests of one ``execute``.
 
-    Requests whose inputs have the same names, types and shapes, apart from the batch dimension, are computed together. If
-    that fails, all of them get the error, or, if ``repeats`` is set, each is computed alone, and those that fail again get
-    the error.
+    Requests whose inputs have the same names, types and shapes, apart from the batch dimension, are computed together.
+    If that fails, all of them get the error, or, if ``repeats`` is set, each is computed alone, and those that fail
+    again get the error.
 
     Args:
         requests: the argument of ``execute``.
         run: computes the outputs.
         batches: whether the first dimension of every input and output is the batch's, that is ``max_batch_size`` > 0.
         form: how the framework holds values.
-        repeats: whether ``run`` may compute the requests of a batch again that failed, because it leaves nothing behind: no
-            state of the model, and nothing outside it.
+        repeats: whether ``run`` may compute the requests of a batch again that failed, because it leaves nothing
+            behind: no state of the model, and nothing outside it.
 
     Returns:
         One response per request, in the same order.

@@ -1,7 +1,7 @@
 """The memory of a model's process: how much freed memory it keeps, and what to do if a framework finds none.
 
-glibc gives large freed blocks back to the kernel, and the next run fetches them again, page by page: the faults cost a network
-with a few megabytes of intermediate results up to half of its time.
+glibc gives large freed blocks back to the kernel, and the next run fetches them again, page by page: the faults cost a
+network with a few megabytes of intermediate results up to half of its time.
 """
 
 import ctypes

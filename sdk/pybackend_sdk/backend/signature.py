@@ -34,8 +34,8 @@ class Signature(NamedTuple):
     Attributes:
         inputs: in the order of the file.
         outputs: likewise.
-        most_rows: the largest batch that the file allows, None if it does not say; 0 if first dimensions of any size are
-            not those of a batch.
+        most_rows: the largest batch that the file allows, None if it does not say; 0 if first dimensions of any size
+            are not those of a batch.
     """
 
     inputs: Sequence[TensorInfo]

@@ -1,7 +1,7 @@
 """Forests that treelite answers: its checkpoints, and forests of scikit-learn.
 
-For single rows, treelite's predictor needs a hundredth of the time that scikit-learn needs. It is called through its C interface,
-which saves another 65 us of Python.
+For single rows, treelite's predictor needs a hundredth of the time that scikit-learn needs. It is called through its C
+interface, which saves another 65 us of Python.
 """
 
 import ctypes

@@ -68,8 +68,8 @@ _DATA_TYPES = {f"tensor({dtype.name})": row.config_name for dtype, row in BY_NUM
 _DATA_TYPES.update({"tensor(float)": "TYPE_FP32", "tensor(double)": "TYPE_FP64", "tensor(string)": "TYPE_STRING"})
 
 _DEFAULT_ENTRIES = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
-"""Threads that wait for work in a loop take the cores from the server and from other instances: on two busy cores a network of
-10 ms took twice as long and twice the CPU time with it."""
+"""Threads that wait for work in a loop take the cores from the server and from other instances: on two busy cores a
+network of 10 ms took twice as long and twice the CPU time with it."""
 
 _ERROR = 3
 """Level of the library's log lines."""
@@ -93,7 +93,10 @@ def model_file(config: Mapping[str, Any]) -> str:
 
 
 def open_session(config: Mapping[str, Any], path: str, kind: str, device_id: str) -> Tuple[Any, Any]:
-    """Load the model's file for computing; returns the session, and the options of its runs, None for the usual ones."""
+    """Load the model's file for computing.
+
+    Returns the session, and the options of its runs, None for the usual ones.
+    """
     ort = _runtime()
     values = read_parameters(config, PARAMETERS, SESSION_PREFIXES)
     options = ort.SessionOptions()

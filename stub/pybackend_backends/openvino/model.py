@@ -29,7 +29,9 @@ Output = Union["np.ndarray", Tensor]
 
 
 class OpenVinoComputation:
-    """Computes a model's outputs. A compiled model that has found no memory once fails for all inputs that follow: it is compiled again.
+    """Computes a model's outputs.
+
+    A compiled model that has found no memory once fails for all inputs that follow: it is compiled again.
 
     Inputs are read where they arrived, and large outputs are computed where they are sent from.
     """
@@ -72,7 +74,8 @@ class OpenVinoComputation:
     def _bound(
         self, inputs: "Dict[str, np.ndarray]", names: Sequence[str], large: "Dict[str, Tensor]", rows: int
     ) -> Mapping[str, Output]:
-        # A request of OpenVINO keeps the memory that it was once given, so it gets new memory for the same outputs each time.
+        # A request of OpenVINO keeps the memory that it was once given, so it gets new memory for the same outputs each
+        # time.
         if self._binding_request is None:
             self._binding_request = self._compiled.create_infer_request()
         request, arrays = self._binding_request, self._sized.arrays(rows, large)

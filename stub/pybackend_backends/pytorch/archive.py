@@ -20,8 +20,8 @@ os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
 def kind_of(path: str) -> str:
     """Tell by a file's contents what wrote it.
 
-    TORCHSCRIPT is ``torch.jit.save``, EXPORTED ``torch.export.save``, COMPILED ``torch._inductor.aoti_compile_and_package`` and
-    WEIGHTS ``torch.save``.
+    TORCHSCRIPT is ``torch.jit.save``, EXPORTED ``torch.export.save``, COMPILED
+    ``torch._inductor.aoti_compile_and_package`` and WEIGHTS ``torch.save``.
     """
     names = _records(path)
     if any(_OPAQUE.match(name) for name in names):

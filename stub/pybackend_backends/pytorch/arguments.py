@@ -23,7 +23,10 @@ class Argument(NamedTuple):
 
 
 def match_inputs(model_name: str, arguments: Sequence[Argument], inputs: Sequence[str]) -> Dict[str, str]:
-    """The argument's name for the name of each input. ``arguments`` are all that ``forward`` has, in order, without ``self``."""
+    """The argument's name for the name of each input.
+
+    ``arguments`` are all that ``forward`` has, in order, without ``self``.
+    """
     places = _by_name(arguments, inputs)
     if places is None:
         places = _by_index(inputs)

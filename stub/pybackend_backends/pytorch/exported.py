@@ -15,7 +15,9 @@ from pybackend_sdk.error import TritonModelException
 
 
 class Description(NamedTuple):
-    """The tensors of a program, from its file or from a trial run; outputs by the keys of a dictionary if it returns one.
+    """The tensors of a program, from its file or from a trial run.
+
+    Outputs by the keys of a dictionary if it returns one.
 
     ``most_rows`` is the largest first dimension that all of them share, None if it has no bound; 0 if they share none.
     """

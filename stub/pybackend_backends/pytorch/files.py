@@ -163,7 +163,9 @@ def traced_examples(path: str) -> "Optional[List[Example]]":
 
 
 def try_out(program: LoadedProgram, examples: Sequence[Example]) -> Description:
-    """Run a program on random numbers in the shape of its example; a RuntimeError says that it does not run on such inputs.
+    """Run a program on random numbers in the shape of its example.
+
+    A RuntimeError says that it does not run on such inputs.
 
     Rows are separate if the answer to some rows is the same, up to rounding, whichever rows are beside them. Then the
     first dimension of everything is -1.

@@ -21,7 +21,8 @@ CLASS_MODULE = "pytorch_model_class"
 class LoadedProgram:
     """A loaded model: a function of named values.
 
-    ``arguments`` are in the order of ``forward``. If it takes a dictionary, ``forward`` has one argument, a dictionary of tensors with any keys.
+    ``arguments`` are in the order of ``forward``. If it takes a dictionary, ``forward`` has one argument, a dictionary
+    of tensors with any keys.
     """
 
     def __init__(
@@ -185,11 +186,13 @@ _LEAST_BYTES = 65536
 
 
 def map_weights(module: Any, path: str) -> int:
-    """Replace the memory of large parameters and buffers by private mappings of the file; returns how many bytes are mapped now.
+    """Replace the memory of large parameters and buffers by private mappings of the file.
 
-    ``torch.jit.load`` copies all weights into memory of the process. But torch stores each tensor uncompressed in the archive,
-    so a mapping of the file serves as well, and instances share one copy. A weight is replaced only by bytes that equal its own.
-    Writing to a mapped weight is possible and stays private.
+    Returns how many bytes are mapped now.
+
+    ``torch.jit.load`` copies all weights into memory of the process. But torch stores each tensor uncompressed in the
+    archive, so a mapping of the file serves as well, and instances share one copy. A weight is replaced only by bytes
+    that equal its own. Writing to a mapped weight is possible and stays private.
     """
     weights: List[Any] = [*module.parameters(), *module.buffers()]
     large = [weight for weight in weights if _size_bytes(weight) >= _LEAST_BYTES and weight.is_contiguous()]
@@ -226,8 +229,9 @@ _TENSOR = torch.Tensor
 class ProgramRunner:
     """A program with the names and the rules of one model; ``guard`` is entered around each run.
 
-    ``arguments`` has the argument's name for the name of each input, and ``outputs`` the data types, such as ``TYPE_FP32``, by the
-    names of outputs in config.pbtxt, in order. Inputs go to the device, or stay where they are if it is ``""`` or ``cpu``.
+    ``arguments`` has the argument's name for the name of each input, and ``outputs`` the data types, such as
+    ``TYPE_FP32``, by the names of outputs in config.pbtxt, in order. Inputs go to the device, or stay where they are if
+    it is ``""`` or ``cpu``.
     """
 
     def __init__(

@@ -62,7 +62,10 @@ def columns(estimator: Any) -> Mapping[str, Column]:
 
 
 def categories_of_rows(estimator: Any) -> Optional[Column]:
-    """The values of an array whose columns are categories, as encoders have them; None if the input is no such array."""
+    """The values of an array whose columns are categories, as encoders have them.
+
+    None if the input is no such array.
+    """
     categories = getattr(first_step(estimator), "categories_", ())
     if not len(categories) or hasattr(first_step(estimator), "transformers_"):
         return None
@@ -159,8 +162,8 @@ class Columns:
 def table_for(estimator: Any, configured: Sequence[Mapping[str, Any]], *, backend: str) -> Any:
     """How the inputs of a model reach its estimator: a :class:`Matrix`, :class:`Texts` or :class:`Columns`.
 
-    Columns of different types are separate inputs; so are those of a table of numbers if the configuration names them. Otherwise
-    one input holds all.
+    Columns of different types are separate inputs; so are those of a table of numbers if the configuration names them.
+    Otherwise one input holds all.
     """
     names = feature_names(estimator)
     if takes_columns(estimator) or (names and {entry["name"] for entry in configured} & set(names)):
@@ -205,7 +208,8 @@ _OUTPUT_OF_METHOD = {
     "score_samples": "scores",
     "transform": "transformed",
 }
-"""The output that each method fills, in their usual order; ``predict`` of an estimator that names classes or groups fills ``label``."""
+"""The output that each method fills, in their usual order; ``predict`` of an estimator that names classes or groups
+fills ``label``."""
 
 _LABELS = "label"
 _LABELLING = ("classifier", "clusterer", "outlier_detector")
@@ -254,7 +258,10 @@ def chosen_methods(estimator: Any, configured: Sequence[str], names: Optional[Se
 
 
 def tried(method: EstimatorMethod, example: Any, configured: Mapping[str, Any]) -> TensorInfo:
-    """The output of a method, found out by calling it for one row. Its entry in the configuration may name its numeric type."""
+    """The output of a method, found out by calling it for one row.
+
+    Its entry in the configuration may name its numeric type.
+    """
     try:
         result = method.call(example)
     except Exception as error:  # estimators raise anything

@@ -190,7 +190,8 @@ PARAMETERS = {
 }
 
 _XLA_LEVELS = {-1: -1, 1: 1, 2: 2}
-"""The library's ``global_jit_level`` by ``optimization.graph.level``, as in the reference; other levels leave it alone."""
+"""The library's ``global_jit_level`` by ``optimization.graph.level``, as in the reference; other levels leave it alone.
+"""
 
 _MOST_CALLABLES = 32
 """Clients choose which outputs they want, and each choice has its own prepared call."""

@@ -1,7 +1,7 @@
 """Texts that are continued together, one token of each at a time; texts join and leave between two steps.
 
-The texts are padded on the left. Each text gets the tokens that it would get alone, within the precision of the numbers: a
-sum over several texts may round differently.
+The texts are padded on the left. Each text gets the tokens that it would get alone, within the precision of the
+numbers: a sum over several texts may round differently.
 """
 
 import copy
@@ -15,7 +15,10 @@ from pybackend_backends.transformers.sampling import Sampling
 
 
 class Piece(NamedTuple):
-    """A new part of an answer, with its number of tokens; the last one has the reason of the end, ``stop`` or ``length``."""
+    """A new part of an answer, with its number of tokens.
+
+    The last one has the reason of the end, ``stop`` or ``length``.
+    """
 
     text: str
     tokens: int
@@ -23,7 +26,10 @@ class Piece(NamedTuple):
 
 
 class AnswerReceiver:
-    """Receives the pieces of one answer; the base of those that send them. Only those that stream want pieces before the last."""
+    """Receives the pieces of one answer; the base of those that send them.
+
+    Only those that stream want pieces before the last.
+    """
 
     streams = False
 

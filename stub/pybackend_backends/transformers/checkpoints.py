@@ -33,7 +33,10 @@ TASKS = {
 
 
 class Checkpoint:
-    """A directory with a model, and how to read it. Without a task, the architecture in ``config.json`` chooses one of TASKS."""
+    """A directory with a model, and how to read it.
+
+    Without a task, the architecture in ``config.json`` chooses one of TASKS.
+    """
 
     def __init__(self, directory: str, task: str = "", trust_remote_code: bool = False) -> None:
         self.directory = directory
@@ -87,8 +90,9 @@ class Checkpoint:
 def find_directory(version_directory: str, model: str = "", cache: str = "") -> str:
     """The directory of a checkpoint.
 
-    Without a model, it lies in the version directory or in its directory ``model``. A model is a directory, relative to the version
-    directory or absolute, or the id of a model in a local cache; without one, that is the default of the Hugging Face libraries.
+    Without a model, it lies in the version directory or in its directory ``model``. A model is a directory, relative to
+    the version directory or absolute, or the id of a model in a local cache; without one, that is the default of the
+    Hugging Face libraries.
     """
     if not model:
         for candidate in (version_directory, os.path.join(version_directory, "model")):
@@ -155,8 +159,9 @@ _DEFAULT_MAX_TOKENS = 16
 class TaskSettings(NamedTuple):
     """The parameters of a model that its task reads.
 
-    Without ``max_length``, the model's own limit of tokens holds. ``max_tokens`` is for an answer whose request does not say, and
-    ``max_texts`` is how many texts an instance continues at a time. Without a file ``chat_template``, the tokenizer's own counts.
+    Without ``max_length``, the model's own limit of tokens holds. ``max_tokens`` is for an answer whose request does
+    not say, and ``max_texts`` is how many texts an instance continues at a time. Without a file ``chat_template``, the
+    tokenizer's own counts.
     """
 
     dtype: str = "auto"

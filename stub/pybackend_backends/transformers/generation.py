@@ -85,7 +85,10 @@ class Generator:
         return tokens
 
     def submit(self, tokens: List[int], sampling: Sampling, receiver: AnswerReceiver) -> None:
-        """Begin a text, whose receiver gets the answer in another thread. Waits while the instance has as many as it may."""
+        """Begin a text, whose receiver gets the answer in another thread.
+
+        Waits while the instance has as many as it may.
+        """
         self._check(len(tokens), sampling, receiver.streams)
         rules = None
         if self._batches:

@@ -30,7 +30,8 @@ _LAST_ANSWERS_S = 10
 """For the requests of a dead engine to get their errors, and for its processes to end."""
 
 MOST_REQUESTS = 1024
-"""Most requests in one engine at a time. Others wait in the server's queue, where their priorities and time-outs act."""
+"""Most requests in one engine at a time. Others wait in the server's queue, where their priorities and time-outs act.
+"""
 
 
 class Engine:

@@ -135,8 +135,8 @@ class Generation(NamedTuple):
 class GenerationReader:
     """Reads requests.
 
-    ``adapters`` has directories of LoRA adapters by name, and is None if the engine does not enable them. ``tokenizer`` gives the
-    engine's, for chats.
+    ``adapters`` has directories of LoRA adapters by name, and is None if the engine does not enable them. ``tokenizer``
+    gives the engine's, for chats.
     """
 
     def __init__(

@@ -7,9 +7,9 @@ kernel makes every new program's memory visible. A zygote keeps the right to for
 further.
 
 A process that may start no programs must still become that one. Its system call filter can neither look at paths nor
-count. So the filter has the kernel ask a listener, a thread of the process itself, which says yes once. When the process
-becomes the other program, the thread ends and its descriptor is closed; without a listener the kernel refuses for ever.
-The filter also prevents the new program from listening.
+count. So the filter has the kernel ask a listener, a thread of the process itself, which says yes once. When the
+process becomes the other program, the thread ends and its descriptor is closed; without a listener the kernel refuses
+for ever. The filter also prevents the new program from listening.
 
 Started as ``<host's python> -I -S -B <this file> <bundle> <host pid> <mark> <confinement> <pipe> <kept>,...
 <command>...``. Every name in the command's environment has an underscore in front here, so that none of it affects this

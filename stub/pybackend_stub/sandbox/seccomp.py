@@ -181,8 +181,8 @@ def _checks(confinement: Confinement, pid: int, signals_are_scoped: bool) -> "Di
 def _accepting(backlog: int) -> "Dict[str, List[Instruction]]":
     """Leave of the calls for sockets what it takes to accept connections and to serve them.
 
-    A connection could otherwise be disconnected, and connected to another address; a listener could be made to take the clients of
-    all that share its port, or none for ever.
+    A connection could otherwise be disconnected, and connected to another address; a listener could be made to take the
+    clients of all that share its port, or none for ever.
     """
     return {
         "connect": _refused(errno.EPERM),

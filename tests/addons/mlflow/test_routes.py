@@ -1,4 +1,5 @@
-"""MLflow's routes in plain HTTP: each form of a body becomes a model's tensors, the answers, and the errors in MLflow's form."""
+"""MLflow's routes in plain HTTP: each form of a body becomes a model's tensors, the answers, and the errors in MLflow's
+form."""
 
 from __future__ import annotations
 

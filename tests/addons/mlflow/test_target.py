@@ -1,4 +1,5 @@
-"""MLflow's own clients, unmodified: the deployment target of ``mlflow.deployments``, and the client of its scoring server."""
+"""MLflow's own clients, unmodified: the deployment target of ``mlflow.deployments``, and the client of its scoring
+server."""
 
 from __future__ import annotations
 

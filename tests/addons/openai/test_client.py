@@ -1,4 +1,5 @@
-"""The package ``openai``, unmodified, with language models: a tiny one of transformers, vLLM's stand-in, and a ``model.py``."""
+"""The package ``openai``, unmodified, with language models: a tiny one of transformers, vLLM's stand-in, and a
+``model.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""OpenAI's routes in plain HTTP: the documents, the streams and the errors, with a model that says what a test tells it."""
+"""OpenAI's routes in plain HTTP: the documents, the streams and the errors, with a model that says what a test tells
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A cluster of Ray whose machines are processes of this one: a program that adds and kills one for each line of its input."""
+"""A cluster of Ray whose machines are processes of this one: a program that adds and kills one for each line of its
+input."""
 
 from __future__ import annotations
 

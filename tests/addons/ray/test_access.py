@@ -1,4 +1,5 @@
-"""An entrance with TLS and API keys; Prometheus with one of these keys; and the end of the command while a request runs."""
+"""An entrance with TLS and API keys; Prometheus with one of these keys; and the end of the command while a request
+runs."""
 
 from __future__ import annotations
 

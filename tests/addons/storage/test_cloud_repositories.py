@@ -167,7 +167,8 @@ def test_a_bucket_that_does_not_answer_delays_no_other_repository(storage, tmp_p
 
 @pytest.mark.thorough
 def test_a_bucket_that_is_away_blinds_nobody(tmp_path, capsys):
-    """While it hangs, the index, status and top answer from the last listing; once it is gone, a server starts from its cache."""
+    """While it hangs, the index, status and top answer from the last listing; once it is gone, a server starts from its
+    cache."""
     flags = ("--model-control-mode=explicit", "--load-model=whole", f"--repository-cache-directory={tmp_path}")
     with s3_server() as storage:
         url = storage.url("away")

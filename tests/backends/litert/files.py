@@ -153,7 +153,8 @@ def texts(path: Path) -> Path:
 
 
 def numbers(path: Path, types: Sequence[str]) -> Path:
-    """For each type of NumPy an input of its name with 2 by 3 numbers, which comes out with the shape [6]; and a scalar."""
+    """For each type of NumPy an input of its name with 2 by 3 numbers, which comes out with the shape [6]; and a
+    scalar."""
     tensors = [Tensor("shape", element=Type.INT32, values=np.array([6], np.int32)), Tensor("most")]
     tensors += [Tensor("axes", element=Type.INT32, values=np.array([0, 1], np.int32))]
     for name in types:

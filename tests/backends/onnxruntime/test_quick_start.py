@@ -1,4 +1,5 @@
-"""The models of the reference's quick start, by their names and configurations, with small files of our own: every one loads and answers."""
+"""The models of the reference's quick start, by their names and configurations, with small files of our own: every one
+loads and answers."""
 
 import queue
 from contextlib import closing

@@ -43,7 +43,8 @@ def addition(path: Path, element: openvino.Type = openvino.Type.f32, rows: int =
 
 
 def numbers(path: Path, types: Sequence[str]) -> Path:
-    """For each type of NumPy an input of its name with 2 by 3 numbers, which comes out with the shape [6]; and a scalar."""
+    """For each type of NumPy an input of its name with 2 by 3 numbers, which comes out with the shape [6]; and a
+    scalar."""
     inputs = {name: parameter(name, [2, 3], openvino.Type(np.dtype(name))) for name in types}
     outputs = {f"{name}_out": ops.reshape(node, np.array([6]), False) for name, node in inputs.items()}
     most = ops.reduce_max(inputs["float32"], np.array([0, 1]), False)

@@ -1,4 +1,5 @@
-"""Estimators of scikit-learn served without code: what is read from their files, and answers equal to the library's own."""
+"""Estimators of scikit-learn served without code: what is read from their files, and answers equal to the library's
+own."""
 
 import pickle
 

@@ -1,4 +1,5 @@
-"""The stand-in has no name that vLLM does not have, where vLLM is installed. Its sources are read, not imported: that needs a GPU."""
+"""The stand-in has no name that vLLM does not have, where vLLM is installed. Its sources are read, not imported: that
+needs a GPU."""
 
 import ast
 import importlib.util

@@ -3,8 +3,9 @@
     python -m tests.bench.soak --requests 1000000
     python -m tests.bench.soak --minutes 10
 
-The run has failed if an answer was wrong or missing, if an error has no reason, or if the idle server holds more at the end than after
-the first requests. The latency of a single client before and after is shown, and not judged: neighbours can fake it.
+The run has failed if an answer was wrong or missing, if an error has no reason, or if the idle server holds more at the
+end than after the first requests. The latency of a single client before and after is shown, and not judged: neighbours
+can fake it.
 """
 
 import argparse
@@ -31,7 +32,8 @@ PROBES = 2_000
 """Requests of the single client whose latency is shown."""
 
 GROWTH = {"host_mib": 32.0, "models_mib": 64.0}
-"""Growth that is no leak: allocators keep some memory, and a process that was replaced is not as large as its forerunner."""
+"""Growth that is no leak: allocators keep some memory, and a process that was replaced is not as large as its
+forerunner."""
 
 
 class Soak:

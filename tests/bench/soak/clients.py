@@ -1,6 +1,7 @@
 """The clients of the soak. Each opens a connection, sends a few requests of one kind, checks every answer, and goes.
 
-A connection is a session of its own, so that connections come and go all the time; deserters leave in the middle of a request.
+A connection is a session of its own, so that connections come and go all the time; deserters leave in the middle of a
+request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The routes about the server itself: the last lines of its log, its settings and its processes, for callers with its key."""
+"""The routes about the server itself: the last lines of its log, its settings and its processes, for callers with its
+key."""
 
 import os
 import signal

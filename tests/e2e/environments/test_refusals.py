@@ -1,4 +1,5 @@
-"""Environments that cannot be used: refused when the model is loaded, with the reason, never served by the host's Python."""
+"""Environments that cannot be used: refused when the model is loaded, with the reason, never served by the host's
+Python."""
 
 import json
 import os

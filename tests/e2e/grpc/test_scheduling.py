@@ -38,7 +38,8 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", text)])
 """
 )
-"""Waits at the gate of its first request's id if that holds it; tells each request its batch, its sequence and their sum."""
+"""Waits at the gate of its first request's id if that holds it; tells each request its batch, its sequence and their
+sum."""
 
 ONE_BY_ONE = (
     f"max_batch_size: 1 input [ {tensors(IN=('TYPE_FP32', [1]))} ] output [ {tensors(OUT=('TYPE_STRING', [1]))} ]"

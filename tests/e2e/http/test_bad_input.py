@@ -1,4 +1,5 @@
-"""The catalogue of bad infer requests, each sent in every way in which a body can arrive: status and text word for word."""
+"""The catalogue of bad infer requests, each sent in every way in which a body can arrive: status and text word for
+word."""
 
 import json
 import struct

@@ -1,4 +1,5 @@
-"""Bodies that no honest client sends are refused by their heads, on every route, and after what the server refuses anyway."""
+"""Bodies that no honest client sends are refused by their heads, on every route, and after what the server refuses
+anyway."""
 
 import json
 

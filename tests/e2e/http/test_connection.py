@@ -1,4 +1,5 @@
-"""What happens on a connection: many requests on one, several at once, bytes that come as they like, and no HTTP at all."""
+"""What happens on a connection: many requests on one, several at once, bytes that come as they like, and no HTTP at
+all."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""Requests to every route of the OpenAPI document, most of them nonsense: each gets an answer, and no 500 without its reason."""
+"""Requests to every route of the OpenAPI document, most of them nonsense: each gets an answer, and no 500 without its
+reason."""
 
 import http.client
 import json

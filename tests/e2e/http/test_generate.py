@@ -115,7 +115,8 @@ def test_members_become_inputs_and_parameters(server):
     reply = generate(server, "tells", document)
     assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
     told = reply.body.decode()
-    # Members are sorted; tensors of one element are scalars; NaN, which a model may compute, is null: browsers read no other JSON.
+    # Members are sorted; tensors of one element are scalars; NaN, which a model may compute, is null: browsers read no
+    # other JSON.
     answer = json.loads(told)
     assert list(answer) == ["PAIR", "Ready", "id", "model_name", "model_version", "n", "seen"]
     assert answer["PAIR"] == [1.5, None]

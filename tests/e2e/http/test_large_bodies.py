@@ -1,4 +1,5 @@
-"""Megabytes in and out: every size around a threshold, slow and vanishing clients, memory that is used up and given back."""
+"""Megabytes in and out: every size around a threshold, slow and vanishing clients, memory that is used up and given
+back."""
 
 import fcntl
 import json

@@ -1,4 +1,5 @@
-"""Megabytes of JSON: read in slices, so that others are answered meanwhile, and refused early where no model takes them."""
+"""Megabytes of JSON: read in slices, so that others are answered meanwhile, and refused early where no model takes
+them."""
 
 import json
 

@@ -225,7 +225,8 @@ def test_the_alerts_follow_the_figures_of_half_an_hour(tmp_path):
     def expected(name):
         return [{"exp_labels": {"severity": severities[name], "model": "m", "version": "1"}}]
 
-    # Scraped four times a minute: it serves for two minutes; then each fifth look finds it between two deaths; then it serves.
+    # Scraped four times a minute: it serves for two minutes; then each fifth look finds it between two deaths; then it
+    # serves.
     looks = [True] * 8 + ([False] * 4 + [True]) * 12 + [True] * 20
     poisoned = {
         f'pybackend_model_ready{{model="m",version="1",state="{state}"}}': " ".join(
@@ -308,7 +309,8 @@ def test_the_alert_about_a_model_that_is_down_fires_and_stays(tmp_path):
                 return int(sum_of_all["value"][1])
 
             def stays():
-                """True if the alerts are the same after some looks; a busy machine may miss a scrape, and with it all series."""
+                """True if the alerts are the same after some looks; a busy machine may miss a scrape, and with it all
+                series."""
                 first, seen = down(prometheus.firing()), looks()
                 wait_until(lambda: looks() >= seen + 24, "Prometheus looks", 60)
                 return len(first) == 3 and down(prometheus.firing()) == first

@@ -49,7 +49,8 @@ def answer(server: pybackend.Server) -> int:
 
 @contextmanager
 def program(code: str, repository: Path) -> Iterator[subprocess.Popen[str]]:
-    """A program that sees ``server``, which is not started, and ``report(...)``; it prints its children's ids at the end."""
+    """A program that sees ``server``, which is not started, and ``report(...)``; it prints its children's ids at the
+    end."""
     head = """
     import os, signal, sys, time
     from contextlib import suppress

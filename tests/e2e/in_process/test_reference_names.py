@@ -1,4 +1,5 @@
-"""Programs for the reference's package ``tritonserver`` with another import: what its own tests check of names, types and errors."""
+"""Programs for the reference's package ``tritonserver`` with another import: what its own tests check of names, types
+and errors."""
 
 from __future__ import annotations
 

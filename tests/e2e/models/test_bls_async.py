@@ -1,4 +1,5 @@
-"""Models that run other models without waiting for each: coroutines, gathered calls, many at once, their order, their end."""
+"""Models that run other models without waiting for each: coroutines, gathered calls, many at once, their order, their
+end."""
 
 import threading
 

@@ -1,4 +1,5 @@
-"""Calls from a model's own threads, and from the processes that it forks: pools, forks of forks, their errors, their end."""
+"""Calls from a model's own threads, and from the processes that it forks: pools, forks of forks, their errors, their
+end."""
 
 import json
 import textwrap

@@ -63,7 +63,8 @@ def server(repository):
 
 @pytest.fixture
 def run(server):
-    """Runs code in a model with ``refusal(function)``, which is the text of what it raises; returns the texts it returns."""
+    """Runs code in a model with ``refusal(function)``, which is the text of what it raises; returns the texts it
+    returns."""
     return runner(server, "laboratory")
 
 

@@ -1,4 +1,5 @@
-"""Ensembles as clients and other models see them: over HTTP, by calls from models, and when models load and unload parts."""
+"""Ensembles as clients and other models see them: over HTTP, by calls from models, and when models load and unload
+parts."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""Models as they are written for Triton, after the manner of its examples, its tutorials and its vLLM backend, run as they are.
+"""Models as they are written for Triton, after the manner of its examples, its tutorials and its vLLM backend, run as
+they are.
 
 They lie in ``tests/models``; nothing in them knows of this server. Clients are tritonclient's.
 """

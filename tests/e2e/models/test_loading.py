@@ -277,7 +277,8 @@ def test_search_path(server, repository, working_directory):
     assert "" not in path
     assert path.count(str(working_directory)) == 1
     assert found["imported_from_cwd"] == "found last"
-    # `1/model.py`, `model.py`, `helper.py` and `triton_python_backend_utils.py` of the working directory would have raised.
+    # `1/model.py`, `model.py`, `helper.py` and `triton_python_backend_utils.py` of the working directory would have
+    # raised.
     assert found["file"] == str(repository / "process/1/model.py")
 
 

@@ -251,7 +251,8 @@ def test_each_wrong_output_is_warned_of_once(server):
 
 @pytest.mark.spec("pb-E08")
 def test_a_missing_output_is_warned_of_once(server):
-    """Not if only optional inputs read it, if the request does not want it, or if it has another name that is warned of."""
+    """Not if only optional inputs read it, if the request does not want it, or if it has another name that is warned
+    of."""
     assert ask(server, "of_half", 0, "OUT").status == 200
     assert ask(server, "lacks", 0, "FIRST").status == 200
     for number in (5, 0, 9):

@@ -126,7 +126,8 @@ TRACE_ID = PARENT.split("-")[1]
 
 
 def test_lines_name_the_request_its_trace_and_its_model(tmp_path):
-    """Those of the access log, of models, asynchronous or not, and about deaths of models; also for failures, and over gRPC."""
+    """Those of the access log, of models, asynchronous or not, and about deaths of models; also for failures, and over
+    gRPC."""
     for name, code in (("plain", SAYING), ("overlapping", ASYNC)):
         write_model(tmp_path / "models", name, code, identity_config("TYPE_FP32", "[ -1 ]"))
     collecting = pytest.importorskip("tests.e2e.observability.collector").collecting

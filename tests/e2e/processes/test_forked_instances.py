@@ -1,4 +1,5 @@
-"""Instances that are forked from a process that has imported what they need: a model cannot tell, but by what they share."""
+"""Instances that are forked from a process that has imported what they need: a model cannot tell, but by what they
+share."""
 
 import os
 from pathlib import Path

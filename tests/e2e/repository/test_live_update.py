@@ -136,7 +136,8 @@ def lives(server, name):
 
 
 class Crowd:
-    """Clients that send requests to a model, half of them over HTTP and half over gRPC, until the end of a ``with`` block.
+    """Clients that send requests to a model, half of them over HTTP and half over gRPC, until the end of a ``with``
+    block.
 
     Attributes:
         counts: answers of each client.

@@ -346,7 +346,8 @@ def test_a_finalize_that_hangs_is_cut_short(repository, start, marks, caplog):
 
 
 def test_sequences_that_do_not_end_are_cut_short(repository, start, caplog):
-    """A replaced version waits for its sequences as long as for ``finalize``, and their requests are refused afterwards."""
+    """A replaced version waits for its sequences as long as for ``finalize``, and their requests are refused
+    afterwards."""
     batching = "sequence_batching { max_sequence_idle_microseconds: 60000000 }"
     write_model(repository, "s", answering(1), CONFIG + batching)
     engine, run = start("s", finalize_timeout_s=0.2)

@@ -1,4 +1,5 @@
-"""Requests that wait in a queue when their model is unloaded or the server stops: each is answered, whatever the scheduler."""
+"""Requests that wait in a queue when their model is unloaded or the server stops: each is answered, whatever the
+scheduler."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Ensembles whose responses are kept: what is forgotten when parts change, and requests that go while they are looked up."""
+"""Ensembles whose responses are kept: what is forgotten when parts change, and requests that go while they are looked
+up."""
 
 import asyncio
 from collections.abc import Iterator

@@ -142,7 +142,8 @@ def test_batches_around_a_part_without(lab: Lab) -> None:
 
 @by_the_server
 def test_a_step_s_request_is_validated_once_per_layout(lab: Lab, monkeypatch) -> None:
-    """What was validated is the datatypes and shapes, so those that a step has not taken before are validated, and so is text."""
+    """What was validated is the datatypes and shapes, so those that a step has not taken before are validated, and so
+    is text."""
     validated: list[tuple[str, list[int]]] = []
 
     def counting(request: InferenceRequest, signature: ModelSignature) -> None:

@@ -1,4 +1,5 @@
-"""Graphs of random steps do what their steps say, evaluated here one after another; nothing is lost and nothing is kept."""
+"""Graphs of random steps do what their steps say, evaluated here one after another; nothing is lost and nothing is
+kept."""
 
 import asyncio
 import json

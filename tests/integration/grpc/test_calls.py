@@ -174,7 +174,8 @@ def test_a_call_that_is_never_read_is_reset(port):
 
 
 def test_who_alternates_between_two_tasks_is_slow_at_both(port):
-    """A client that leaves its answers unread and cuts a frame every other second has the pace of one that does nothing."""
+    """A client that leaves its answers unread and cuts a frame every other second has the pace of one that does
+    nothing."""
 
     async def scenario(port):
         async with client_of(port, **{f"id_{WINDOW}": 0}) as client:

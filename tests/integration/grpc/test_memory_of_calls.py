@@ -1,4 +1,5 @@
-"""What calls hold is counted until it is released: requests that take long, tensors whose model goes or whose time is over."""
+"""What calls hold is counted until it is released: requests that take long, tensors whose model goes or whose time is
+over."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""Floods of TLS handshakes: whoever opens connections and says nothing locks nobody out, and holds a bounded amount of memory."""
+"""Floods of TLS handshakes: whoever opens connections and says nothing locks nobody out, and holds a bounded amount of
+memory."""
 
 import asyncio
 import socket

@@ -1,4 +1,5 @@
-"""Requests, connections and models' processes leave no reference cycles: these would keep memory until the collector runs."""
+"""Requests, connections and models' processes leave no reference cycles: these would keep memory until the collector
+runs."""
 
 import asyncio
 import gc

@@ -1,4 +1,5 @@
-"""What ``http.server`` relies on in uvicorn, and ``request_reader`` in httptools: the reason for the upper bound of uvicorn's version.
+"""What ``http.server`` relies on in uvicorn, and ``request_reader`` in httptools: the reason for the upper bound of
+uvicorn's version.
 
 Everything here is about their classes, not about ours: a test that fails after an update says what has changed.
 """

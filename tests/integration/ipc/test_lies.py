@@ -355,7 +355,8 @@ def test_a_process_that_dies_with_many_open_calls(engine_and_run):
 
 
 def test_calls_with_much_to_carry(engine_and_run):
-    """Their parameters are kept until somebody takes them: so many bytes, then calls are refused until others are answered."""
+    """Their parameters are kept until somebody takes them: so many bytes, then calls are refused until others are
+    answered."""
     engine, run = engine_and_run
     (found,) = run(answers(engine, "calls with much to carry", SMALL))
     assert found.error is None, found.error

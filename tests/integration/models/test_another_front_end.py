@@ -1,7 +1,9 @@
-"""A front end of another protocol, as short as it can be: it knows bytes, its protocol and admissions, and nothing else.
+"""A front end of another protocol, as short as it can be: it knows bytes, its protocol and admissions, and nothing
+else.
 
-A message begins with a line ``<model> <id> <dimensions> <bytes>``; the bytes of its one FP32 input follow. An answer looks
-the same, or is a line ``error <id> <text>``. Large inputs arrive in the model's memory; answers come when they are ready.
+A message begins with a line ``<model> <id> <dimensions> <bytes>``; the bytes of its one FP32 input follow. An answer
+looks the same, or is a line ``error <id> <text>``. Large inputs arrive in the model's memory; answers come when they
+are ready.
 """
 
 import asyncio

@@ -160,7 +160,8 @@ def test_a_json_body_that_does_not_fit_is_given_back_by_the_asgi_route(tmp_path)
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
 def test_a_group_whose_process_gets_no_descriptors(tmp_path, monkeypatch, failing):
-    """Not for its stacks, not for its member's socket, and not for its member's memory: it ends, and another one starts."""
+    """Not for its stacks, not for its member's socket, and not for its member's memory: it ends, and another one
+    starts."""
     calls = []
     post_attach = StubChannel.post_attach
 

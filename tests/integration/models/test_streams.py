@@ -1,4 +1,5 @@
-"""Responses that leave by senders, one by one, as the engine's callers get them: how many, in which order, how they end."""
+"""Responses that leave by senders, one by one, as the engine's callers get them: how many, in which order, how they
+end."""
 
 import asyncio
 import os

@@ -1,4 +1,5 @@
-"""The engine as a front end sees it: admissions, memory and responses through a channel, with the engine on another thread's loop."""
+"""The engine as a front end sees it: admissions, memory and responses through a channel, with the engine on another
+thread's loop."""
 
 import asyncio
 import threading

@@ -99,7 +99,8 @@ def test_a_request_whose_descriptors_are_lost_is_refused(adopting):
 
 
 def test_a_fork_that_is_nobodys_child_ends():
-    """Where orphans do not become children of the host, a stub could outlive it: each ends at once, and so does the zygote."""
+    """Where orphans do not become children of the host, a stub could outlive it: each ends at once, and so does the
+    zygote."""
     with zygote(stage_bundle()) as (process, host):
         assert json.loads(host.recv(1000)) == [0, 0, ""]
         assert host.recv(1000) == b""

@@ -1,7 +1,8 @@
-"""A machine with GPUs where there are none: the libraries of NVIDIA's driver are stood in for, and so are its device files.
+"""A machine with GPUs where there are none: the libraries of NVIDIA's driver are stood in for, and so are its device
+files.
 
-The libraries are found as anybody's are, by LD_LIBRARY_PATH. The device files lie in a /dev that only one process sees, and
-those below it; any of them may be opened, and does what /dev/null does.
+The libraries are found as anybody's are, by LD_LIBRARY_PATH. The device files lie in a /dev that only one process sees,
+and those below it; any of them may be opened, and does what /dev/null does.
 """
 
 import importlib.util

@@ -1,4 +1,5 @@
-"""The page of a model in a browser: requests of every kind, answers, streams, and the programs that send the same request."""
+"""The page of a model in a browser: requests of every kind, answers, streams, and the programs that send the same
+request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``pybackend pack environment.yml``: real packages from a channel on this disk, solved, installed, packed, and used elsewhere."""
+"""``pybackend pack environment.yml``: real packages from a channel on this disk, solved, installed, packed, and used
+elsewhere."""
 
 import json
 import subprocess
@@ -104,7 +105,8 @@ def test_links_and_rights(archive):
 
 @pytest.mark.thorough
 def test_pip_section_over_conda_packages(channel, tmp_path):
-    """It is a requirements file with options, relative to the environment.yml, and may replace what conda has installed."""
+    """It is a requirements file with options, relative to the environment.yml, and may replace what conda has
+    installed."""
     write_wheel(
         tmp_path / "wheels", "greeter", "2.0", {"greeter.py": "VERSION = 2\n\n\ndef main():\n    print('from pip')\n"}
     )

@@ -42,7 +42,8 @@ def _start(requirements, python):
 
 @pytest.fixture
 def waiting_python(tmp_path, python):
-    """The same CPython; as the one that compiles an environment's modules it waits for the writer of a FIFO to close it."""
+    """The same CPython; as the one that compiles an environment's modules it waits for the writer of a FIFO to close
+    it."""
     tree, fifo = tmp_path / "waiting", tmp_path / "middle"
     shutil.copytree(python, tree, symlinks=True)
     os.mkfifo(fifo)

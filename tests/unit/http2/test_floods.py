@@ -51,7 +51,8 @@ UNPRODUCTIVE = {
 
 
 def _flood(server, data):
-    """Send the same bytes until the connection ends; returns how often they were accepted. The output is taken each time."""
+    """Send the same bytes until the connection ends; returns how often they were accepted. The output is taken each
+    time."""
     return _flood_with(server, (data for _ in range(10_000)))
 
 

@@ -33,8 +33,8 @@ class ForwardedHeaders:
     def of(self, headers: Headers, *, keeps_blanks: bool = False) -> Mapping[str, str] | None:
         """The parameters that a request's headers become, by the headers' names; None for none.
 
-        The values of a repeated header are joined with commas, in their order (RFC 9110 section 5.3). Blanks around a value
-        are no part of it in HTTP (section 5.5).
+        The values of a repeated header are joined with commas, in their order (RFC 9110 section 5.3). Blanks around a
+        value are no part of it in HTTP (section 5.5).
         """
         if len(headers) > MOST_HEADERS:
             raise invalid(

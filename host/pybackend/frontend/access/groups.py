@@ -26,7 +26,10 @@ _BY_BEGIN = {
 
 
 def http_group(path: str) -> ApiGroup | None:
-    """The group of a route of the v2 protocol; None for a path that belongs to none. The path is decoded, without the query."""
+    """The group of a route of the v2 protocol; None for a path that belongs to none.
+
+    The path is decoded, without the query.
+    """
     root, *parts = path.split("/")
     if root or parts[:1] != ["v2"]:
         return None

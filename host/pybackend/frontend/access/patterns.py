@@ -6,7 +6,9 @@ import re2
 
 
 def compile_pattern(pattern: str) -> Callable[[bytes], object]:
-    """A search for a pattern in Latin-1 text, which ignores case unless the pattern says ``(?-i)``; None if it is not found.
+    """A search for a pattern in Latin-1 text, which ignores case unless the pattern says ``(?-i)``.
+
+    None if it is not found.
 
     Raises ValueError, which says why, if it is no pattern of RE2.
     """

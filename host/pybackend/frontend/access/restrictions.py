@@ -97,7 +97,10 @@ def digest_of(value: bytes) -> bytes:
 
 
 class Secrets:
-    """Secrets that are remembered as digests, so that memory in use does not contain them; some may be given as such."""
+    """Secrets that are remembered as digests, so that memory in use does not contain them.
+
+    Some may be given as such.
+    """
 
     def __init__(self, values: Iterable[bytes]) -> None:
         self.digests = tuple(value if type(value) is Concealed else digest_of(value) for value in values)

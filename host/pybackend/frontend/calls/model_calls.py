@@ -167,9 +167,9 @@ class _Outbox:
 class CallsFromModels:
     """Passes stubs' calls to the engine.
 
-    ``on_queued`` gets the calls of each turn after the schedulers have had a chance to dispatch them. ``made`` counts calls that could be
-    function calls, by the full names of both models. ``others``: the way to models that this
-    server has not.
+    ``on_queued`` gets the calls of each turn after the schedulers have had a chance to dispatch them. ``made`` counts
+    calls that could be function calls, by the full names of both models. ``others``: the way to models that this server
+    has not.
     """
 
     def __init__(
@@ -452,7 +452,8 @@ class CallsFromModels:
 
 
 _CANCELLED_AT_ONCE = 100
-"""Calls that are cancelled in a slice: with what follows, about as many milliseconds as one connection has of a turn."""
+"""Calls that are cancelled in a slice: with what follows, about as many milliseconds as one connection has of a turn.
+"""
 
 
 def _cancel(slices: Slices, calls: Sequence[OpenCall]) -> None:

@@ -165,8 +165,8 @@ class WaitGraph:
 
     An execution is stuck if it has a blocked call. A call is blocked if it can continue only after one of several
     executions ends, and all of them are stuck. Initially, every execution with an open call counts as stuck; executions
-    that can continue are then removed until nothing changes. ``calls`` are the most recent ones: only they can have closed a
-    cycle.
+    that can continue are then removed until nothing changes. ``calls`` are the most recent ones: only they can have
+    closed a cycle.
     """
 
     def __init__(self, calls: Iterable[OpenCall], open_calls: Callable[[Any], Sequence[OpenCall]]) -> None:

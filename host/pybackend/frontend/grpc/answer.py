@@ -34,7 +34,9 @@ class Compression(NamedTuple):
 
 @lru_cache(maxsize=256)
 def chosen_compression(level: str, accepted: bytes) -> Compression | None:
-    """The compression for a client that accepts these codings, chosen as gRPC's servers do; None if it accepts none that is known.
+    """The compression for a client that accepts these codings, chosen as gRPC's servers do.
+
+    None if it accepts none that is known.
 
     The level is the operator's: ``low``, ``medium`` or ``high``.
     """

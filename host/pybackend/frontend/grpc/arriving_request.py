@@ -102,7 +102,10 @@ class ArrivingRequest:
         return plan
 
     def finish(self) -> tuple[ClientAdmission, InferPlan]:
-        """The whole request, and its admission to the model, once :meth:`read_on` has no more work; its error if it has one."""
+        """The whole request, and its admission to the model, once :meth:`read_on` has no more work.
+
+        Its error if it has one.
+        """
         if self._error is not None:
             raise self._error.again()
         assert self._admission is not None

@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 
 
 class Handler:
-    """Answers the messages of one call. The methods are those of a handler without work; subclasses replace those that they need.
+    """Answers the messages of one call.
+
+    The methods are those of a handler without work; subclasses replace those that they need.
 
     Attributes:
         most_bytes: the limit of a message, which is refused before it has arrived.
@@ -47,7 +49,10 @@ class Handler:
         """
 
     def begin_large(self, nbytes: int) -> ArrivingRequest:
-        """Called with the size of a large message when its first bytes have arrived; raises as :meth:`on_message` does."""
+        """Called with the size of a large message when its first bytes have arrived.
+
+        Raises as :meth:`on_message` does.
+        """
         raise NotImplementedError
 
     def on_arrived(self, arrived: ArrivingRequest) -> None:
@@ -236,7 +241,10 @@ class GrpcCall(AnsweredCall):
         answer.end(None)
 
     def replied(self) -> None:
-        """The only message of a successful call was sent with its trailers. The client had sent one message in one piece."""
+        """The only message of a successful call was sent with its trailers.
+
+        The client had sent one message in one piece.
+        """
         self.is_over = True
         self.handler = _NOBODY
         self.peer.frontend.answer_counts.ok += 1
@@ -502,7 +510,10 @@ def open_messages(http2: ServerConnection) -> list[InboundMessages]:
 def note_request(
     call: GrpcCall, admission: ClientAdmission, request: InferenceRequest, began_ns: int = 0
 ) -> RequestTrace | None:
-    """Note a request in the call's record, and begin its trace if it is chosen. For calls of which anything may be noted."""
+    """Note a request in the call's record, and begin its trace if it is chosen.
+
+    For calls of which anything may be noted.
+    """
     head, apart, record = call.head, call.stream.fields_apart, call.record
     if record is not None:
         record.asks(admission.model_name, admission.model_version, request.id)

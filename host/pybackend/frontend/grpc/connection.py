@@ -63,7 +63,10 @@ class GrpcConnection(ConnectionReceiver, asyncio.Protocol):
     # The transport
 
     def connection_made(self, transport: Any) -> None:
-        """A client has come; it speaks first, so that a client of HTTP/1.1 reads nothing that it does not understand."""
+        """A client has come.
+
+        It speaks first, so that a client of HTTP/1.1 reads nothing that it does not understand.
+        """
         self.transport = transport
         self.peer.connected(transport)
         self._frontend.connections.add(self)

@@ -48,7 +48,10 @@ class GrpcFastPath:
         self._headers = memory.headers
 
     def known(self, data: bytes, start: int, stop: int) -> KnownRequest | None:
-        """The request in a message between two offsets; None if it is not known, or if something must be noted about each request."""
+        """The request in a message between two offsets.
+
+        None if it is not known, or if something must be noted about each request.
+        """
         frontend = self._frontend
         if frontend.request_log.on or frontend.refusing or frontend.engine.tracer.active:
             return None

@@ -115,7 +115,9 @@ class GrpcFrontend(Port[Any], Generic[_Engine_co]):
         return admission, decode_message(message, signature, version, self.limits, plans, find_region)
 
     def plan_large(self, message: InferMessage, admission: ClientAdmission, *, arriving: bool) -> Steps[InferPlan]:
-        """The request in the parts of a large message, in steps of a few milliseconds; an InferenceError if it is refused.
+        """The request in the parts of a large message, in steps of a few milliseconds.
+
+        An InferenceError if it is refused.
 
         While its raw tensors are ``arriving``, there is one step.
         """
@@ -131,5 +133,8 @@ class GrpcFrontend(Port[Any], Generic[_Engine_co]):
         self.engine.refusals.add_error(PROTOCOL, model, error, address)
 
     def malformed(self, message: str, address: str, reason: RefusalReason = RefusalReason.MALFORMED) -> None:
-        """Count bytes that are not HTTP/2, or no gRPC call; or, with another reason, a call that is refused by its head."""
+        """Count bytes that are not HTTP/2, or no gRPC call.
+
+        Or, with another reason, a call that is refused by its head.
+        """
         self.engine.refusals.add(PROTOCOL, reason, message, sender=address)

@@ -100,8 +100,8 @@ def use_of_metadata(policy: CallPolicy | None, name: bytes) -> Use:
 def read_metadata(policy: CallPolicy | None, name: bytes, value: bytes) -> tuple[bytes, bytes]:
     """Read a field of a call as gRPC's own servers do, which bear capitals in names, and blanks at the ends of values.
 
-    The connection's table of fields and its remembered heads last as long as it does. They have digests in place of credentials,
-    unless models see these.
+    The connection's table of fields and its remembered heads last as long as it does. They have digests in place of
+    credentials, unless models see these.
     """
     if name[:1] == b":":
         return name, value

@@ -15,8 +15,8 @@ LARGEST_MESSAGE_BYTES = 2**31 - 1
 
 _JOINED_BYTES = 16 * 1024
 _PART_BYTES = 64 * 1024
-"""Pieces shorter than the one are collected up to the other: a list entry for each byte would cost more than the bytes, and a
-view keeps all that was received with it, up to 256 KB."""
+"""Pieces shorter than the one are collected up to the other: a list entry for each byte would cost more than the bytes,
+and a view keeps all that was received with it, up to 256 KB."""
 
 _CODINGS = {coding.value.encode(): coding for coding in Coding}
 ENCODINGS = frozenset({b"identity", *_CODINGS})
@@ -95,7 +95,9 @@ class MessageReader:
         self._parts.clear()
 
     def take_large(self, least_bytes: int) -> tuple[int, list[bytes | memoryview | bytearray]] | None:
-        """Take what has arrived of the next message if it is larger than that, and not compressed; others are left to :meth:`next`.
+        """Take what has arrived of the next message if it is larger than that, and not compressed.
+
+        Others are left to :meth:`next`.
 
         Returns the message's size, and its first bytes: all that were held, unless another message follows them.
         """

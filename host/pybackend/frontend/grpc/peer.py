@@ -62,8 +62,8 @@ class Peer:
     def flush_soon(self) -> None:
         """Write at the end of this loop turn: answers of one turn leave together.
 
-        Those of other connections leave right before and behind them. With work between two writes, a client of many connections
-        would be woken by each of them, which costs a fifth more CPU time at 32 connections.
+        Those of other connections leave right before and behind them. With work between two writes, a client of many
+        connections would be woken by each of them, which costs a fifth more CPU time at 32 connections.
         """
         if not self._flush_scheduled:
             self._flush_scheduled = True

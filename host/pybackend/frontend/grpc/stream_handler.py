@@ -50,7 +50,8 @@ class StreamInferHandler(Handler):
     """Answers a call of ``ModelStreamInfer``.
 
     Responses of models that are not decoupled come in the order of the requests, those of decoupled models as they are
-    produced. An error is a message, and the stream goes on; with the metadata ``triton_grpc_error: true`` it ends the call.
+    produced. An error is a message, and the stream goes on; with the metadata ``triton_grpc_error: true`` it ends the
+    call.
     """
 
     takes_large = True

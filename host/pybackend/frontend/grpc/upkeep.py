@@ -84,9 +84,12 @@ class Upkeep:
         self._peer.flush()
 
     def _check_idle(self, now: int) -> None:
-        """Close an unused connection. Ask a silent client whether it is there; one that does not answer has gone without a word.
+        """Close an unused connection.
 
-        A client with open calls is asked in any case when it has been silent for as long as an unused connection may be.
+        Ask a silent client whether it is there; one that does not answer has gone without a word.
+
+        A client with open calls is asked in any case when it has been silent for as long as an unused connection may
+        be.
         """
         peer, settings, http2 = self._peer, self._settings, self._peer.http2
         if self._asked_at is not None:

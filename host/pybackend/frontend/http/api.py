@@ -1,4 +1,7 @@
-"""Further APIs on the port for HTTP: their paths, groups, errors and routes. Rows of :mod:`pybackend.plugins` are such APIs."""
+"""Further APIs on the port for HTTP: their paths, groups, errors and routes.
+
+Rows of :mod:`pybackend.plugins` are such APIs.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ class Api(Protocol):
         ...
 
     def group_of(self, path: str) -> ApiGroup | None:
-        """The group of a route, which decides whether a call needs a key or a header; None for a path of another API."""
+        """The group of a route, which decides whether a call needs a key or a header.
+
+        None for a path of another API.
+        """
         ...
 
     def error_body(self, message: str, status: int) -> bytes:

@@ -123,7 +123,10 @@ def _methods(app: FastAPI, request: Request) -> list[str]:
 
 
 def _add_health(app: FastAPI, engine: InferenceEngine) -> None:
-    """Add the routes for probes. Those look at the status; the Open Inference Protocol and KServe's client at the bodies."""
+    """Add the routes for probes.
+
+    Those look at the status; the Open Inference Protocol and KServe's client at the bodies.
+    """
 
     def answer(fact: str, holds: bool, reason: str = "", **names: str) -> Response:
         status = 200 if holds else 400
@@ -255,7 +258,8 @@ _ROUTES: Mapping[str, Sequence[str]] = {
     "trace": ("GET /v2/trace/setting", "POST /v2/trace/setting"),
     "logging": ("GET /v2/logging", "POST /v2/logging"),
 }
-"""The routes that each extension needs. Names and order are the protocol's; clients read the list to choose features."""
+"""The routes that each extension needs. Names and order are the protocol's; clients read the list to choose features.
+"""
 
 
 def served_extensions(app: FastAPI) -> list[str]:

@@ -1,4 +1,7 @@
-"""The body of a request that an ASGI route reads. It is bounded, counted and paced like the bodies that connections read themselves."""
+"""The body of a request that an ASGI route reads.
+
+It is bounded, counted and paced like the bodies that connections read themselves.
+"""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
@@ -167,7 +170,10 @@ class Arrival:
 
 @contextmanager
 def admitted(frontend: RouteFrontend, request: Request, sender: Sender, name: str = "") -> Iterator[ModelAdmission]:
-    """The admission of a request to the model of this name, or the one in its path. If the request is refused in this context, that is counted."""
+    """The admission of a request to the model of this name, or the one in its path.
+
+    If the request is refused in this context, that is counted.
+    """
     name = name or model_name(request)
     try:
         admission = frontend.engine.open(name, version(request), sender)

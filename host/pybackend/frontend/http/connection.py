@@ -1,7 +1,7 @@
 """A connection of HTTP/1.1: bytes between a transport and exchanges, one request at a time.
 
-Bytes that a client sends before it has its answer wait, up to a limit; then reading pauses. A client that disconnects is
-therefore noticed while its request runs, and requests never overtake each other on a connection.
+Bytes that a client sends before it has its answer wait, up to a limit; then reading pauses. A client that disconnects
+is therefore noticed while its request runs, and requests never overtake each other on a connection.
 """
 
 from __future__ import annotations
@@ -113,7 +113,10 @@ class Input:
 
 
 class Exchange:
-    """A request and its answer, as its connection sees them. The methods do nothing; subclasses replace those that they need."""
+    """A request and its answer, as its connection sees them.
+
+    The methods do nothing; subclasses replace those that they need.
+    """
 
     __slots__ = ()
 
@@ -471,7 +474,10 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def may_ask(self) -> bool:
-        """Whether something may still come that a model must answer. An answer that a model owes will say that it is the last."""
+        """Whether something may still come that a model must answer.
+
+        An answer that a model owes will say that it is the last.
+        """
         return self.state < State.CLOSING and not self.exchange.is_owed
 
     def shut_down(self) -> None:

@@ -42,7 +42,9 @@ def request_coding(value: bytes) -> Coding | None:
 
 
 def answer_coding(value: bytes) -> Coding | None:
-    """The compression that a client prefers, the first one with the highest weight; None for an answer that is not compressed.
+    """The compression that a client prefers, the first one with the highest weight.
+
+    None for an answer that is not compressed.
 
     From ``Accept-Encoding``, only ``gzip``, ``deflate`` and ``identity`` count.
     """

@@ -42,8 +42,8 @@ def add(
 ) -> None:
     """Add the routes.
 
-    ``in_force``: name, value and source of each flag. ``addresses``: where the server listens, by service. ``header`` and ``key``: what callers need if the operator has chosen
-    nothing else.
+    ``in_force``: name, value and source of each flag. ``addresses``: where the server listens, by service. ``header``
+    and ``key``: what callers need if the operator has chosen nothing else.
     """
     own_key = Restrictions(
         [Restriction(frozenset({ApiGroup.DIAGNOSTICS}), header, key)],

@@ -1,7 +1,9 @@
-"""The OpenAPI document, and the page that shows it in a browser. The page's scripts are files of this machine, so it works offline.
+"""The OpenAPI document, and the page that shows it in a browser.
 
-Beside the routes, the document has a path for each model that serves, with a request that the model takes: a browser fills
-in such examples, and what it makes up itself is refused.
+The page's scripts are files of this machine, so it works offline.
+
+Beside the routes, the document has a path for each model that serves, with a request that the model takes: a browser
+fills in such examples, and what it makes up itself is refused.
 """
 
 from collections.abc import Mapping

@@ -1,18 +1,19 @@
 """The fast path of an HTTP port: recurring requests are recognised, and go straight to the engine.
 
-Clients send the same head with every request, and the same JSON part with other tensors. Some fields of a head may differ: nothing
-here reads the names of programs and of requests, cookies, proxies' addresses, or trace contexts while nothing is traced or logged. If a client
-sends such requests,
+Clients send the same head with every request, and the same JSON part with other tensors. Some fields of a head may
+differ: nothing here reads the names of programs and of requests, cookies, proxies' addresses, or trace contexts while
+nothing is traced or logged. If a client sends such requests,
 
-1. the first takes the ordinary way: its plan (the meaning of its JSON part) is stored, and the hash of its head without such fields;
+1. the first takes the ordinary way: its plan (the meaning of its JSON part) is stored, and the hash of its head without
+  such fields;
 2. the second is parsed, too, and its head, without them, is stored;
 3. the third skips the parser, and makes the shortcut, which leads to the version;
-4. the fourth and all others, if each arrives in one piece, skip parser, admission and validation: the tensors are cut out of the bytes
-   and submitted, and a small answer is put together from parts that recur. If their heads are the same to the last byte, that head
-   is stored too, and nothing has to be left out any more.
+4. the fourth and all others, if each arrives in one piece, skip parser, admission and validation: the tensors are cut
+   out of the bytes and submitted, and a small answer is put together from parts that recur. If their heads are the same
+   to the last byte, that head is stored too, and nothing has to be left out any more.
 
-Everything else takes the ordinary way, which gives the same answers. With ``--no-fast-paths`` all requests take it, and the
-plans are not stored either.
+Everything else takes the ordinary way, which gives the same answers. With ``--no-fast-paths`` all requests take it, and
+the plans are not stored either.
 """
 
 from __future__ import annotations
@@ -90,7 +91,10 @@ class _KnownHead(Struct, eq=False):
 
 
 class _Shortcut(NamedTuple):
-    """The way of a whole request to its version. ``json_bytes`` is the size of the JSON part, 0 if the body is JSON only."""
+    """The way of a whole request to its version.
+
+    ``json_bytes`` is the size of the JSON part, 0 if the body is JSON only.
+    """
 
     json_bytes: int
     plans: PlanCache
@@ -181,7 +185,10 @@ class HttpFastPath:
         return True
 
     def _known_otherwise(self, head: bytes) -> tuple[_KnownHead, int] | None:
-        """A head that is remembered without some fields, by its digest, or but for the body's length; and that length."""
+        """A head that is remembered without some fields, by its digest, or but for the body's length.
+
+        And that length.
+        """
         if len(head) > MAX_HEAD_BYTES:
             return None
         short = head if self._leave_out is None else self._leave_out(b"", head)
@@ -271,7 +278,10 @@ def _fields_but(read: frozenset[bytes]) -> Callable[[bytes, bytes], bytes]:
 
 
 def _split_length(head: bytes) -> tuple[bytes, bytes]:
-    """A head without the length of the body, which is then no complete head; and that length, ``b""`` if it was not found."""
+    """A head without the length of the body, which is then no complete head.
+
+    And that length, ``b""`` if it was not found.
+    """
     for field in _LENGTH_FIELDS:
         at = head.find(field)
         if at >= 0:
@@ -358,7 +368,10 @@ def small_json_answer(response: InferenceResponse) -> bytes:
 
 
 def _frame(layout: Layout) -> tuple[bytes, tuple[_Unpack, ...]] | None:
-    """The JSON of an answer with ``%b`` for the data of each output, and what reads the data; None if the answer is unusual."""
+    """The JSON of an answer with ``%b`` for the data of each output, and what reads the data.
+
+    None if the answer is unusual.
+    """
     outputs = outputs_in(layout)
     nbytes = sum([size for *_, size in outputs])
     if nbytes > LARGEST_AS_TEXT_BYTES or not all(ITEMSIZE[datatype] for _, datatype, *_ in outputs):

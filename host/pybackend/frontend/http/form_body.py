@@ -1,4 +1,7 @@
-"""A form (multipart/form-data) while it arrives, as browsers and ``curl -F`` send it. The parts' bytes are kept as they are."""
+"""A form (multipart/form-data) while it arrives, as browsers and ``curl -F`` send it.
+
+The parts' bytes are kept as they are.
+"""
 
 import logging
 from typing import Any
@@ -65,7 +68,8 @@ class FormBody(BoundedBody[list[FormPart]]):
         while self._waiting:
             piece = bytes(self._waiting[:SLICE_BYTES])
             del self._waiting[:SLICE_BYTES]
-            # No content may have a delimiter. Those that are followed by other bytes would be no parts, and cost as much.
+            # No content may have a delimiter. Those that are followed by other bytes would be no parts, and cost as
+            # much.
             self._delimiter_count += piece.count(self._delimiter)
             if self._delimiter_count > MOST_MEMBERS + 1:
                 raise _too_many()

@@ -49,7 +49,7 @@ class FurtherPorts(FlagOwner, Protocol):
     ) -> Any:
         """The ASGI application of a port.
 
-        The restrictions of the port for HTTP hold for routes of ``v2`` that a request names. ``only_model`` gives the name of
-        the server's only model, None if there are none or several.
+        The restrictions of the port for HTTP hold for routes of ``v2`` that a request names. ``only_model`` gives the
+        name of the server's only model, None if there are none or several.
         """
         ...

@@ -1,6 +1,7 @@
 """The guard of a port for HTTP: who may call, from which web pages, and the answer to a call that may not be made.
 
-Starlette's middleware answers preflights, and adds the fields for other origins to answers of ASGI routes; others get them here.
+Starlette's middleware answers preflights, and adds the fields for other origins to answers of ASGI routes; others get
+them here.
 """
 
 import logging
@@ -31,7 +32,10 @@ _LONGEST_NAMED = 200
 
 
 class Cors:
-    """The rule of one port. Without origins no page may call: the log then says which one tried, and what would let it."""
+    """The rule of one port.
+
+    Without origins no page may call: the log then says which one tried, and what would let it.
+    """
 
     def __init__(self, settings: CorsSettings) -> None:
         self._options: dict[str, Any] = {
@@ -99,7 +103,8 @@ class Cors:
 
 
 Refused = tuple[int, str, bytes]
-"""The answer to a call that may not be made: status, message, and further fields of its head, each with its line end."""
+"""The answer to a call that may not be made: status, message, and further fields of its head, each with its line end.
+"""
 
 
 class HttpGuard:

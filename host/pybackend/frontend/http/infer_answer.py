@@ -1,9 +1,10 @@
 """The answer to one infer request, in the form that the client wants.
 
-A large answer is encoded or compressed while it is sent: a slice of work per turn of the loop, and none while the client does
-not read. Numbers in JSON, and anything that is compressed, are sent in chunks as they are made, so that no more than a few hundred
-kilobytes are buffered. Answers that must be complete before the first byte is sent (strings that may prove not to be text, JSON
-before binary tensors, answers to HTTP/1.0) are collected first, and count as held while they grow.
+A large answer is encoded or compressed while it is sent: a slice of work per turn of the loop, and none while the
+client does not read. Numbers in JSON, and anything that is compressed, are sent in chunks as they are made, so that no
+more than a few hundred kilobytes are buffered. Answers that must be complete before the first byte is sent (strings
+that may prove not to be text, JSON before binary tensors, answers to HTTP/1.0) are collected first, and count as held
+while they grow.
 """
 
 from __future__ import annotations
@@ -178,7 +179,8 @@ class InferAnswer(Exchange):
 class _Pieces:
     """Makes an answer in slices.
 
-    Empty pieces of the body only mark units of work. ``held_bytes`` is the memory that it takes until the response is released.
+    Empty pieces of the body only mark units of work. ``held_bytes`` is the memory that it takes until the response is
+    released.
     """
 
     def __init__(

@@ -105,8 +105,8 @@ class StreamedBody(Body[InferPlan]):
     The JSON part is collected. Once it is complete and valid, each binary tensor's bytes are written to their final
     place: input memory is leased when a tensor's first byte arrives, not when the tensor is announced.
 
-    A chunked body has no content length. ``on_shortage`` is called when the model has no memory left; it returns True if some may be
-    available now.
+    A chunked body has no content length. ``on_shortage`` is called when the model has no memory left; it returns True
+    if some may be available now.
     """
 
     def __init__(

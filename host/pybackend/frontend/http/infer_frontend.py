@@ -1,7 +1,8 @@
 """The state and the steps that all infer requests over HTTP share.
 
-Connections answer most infer requests themselves; ASGI routes answer ``generate``, the ports for clouds, and applications that
-are mounted under another server. Opening a body, completing a request and counting a refusal are written here once.
+Connections answer most infer requests themselves; ASGI routes answer ``generate``, the ports for clouds, and
+applications that are mounted under another server. Opening a body, completing a request and counting a refusal are
+written here once.
 """
 
 from collections.abc import Iterable, Mapping
@@ -88,7 +89,8 @@ class InferFrontend(Generic[_Engine_co]):
     ) -> Body[InferPlan]:
         """Receives a body that is large, compressed, or of unknown size.
 
-        ``nbytes`` is the announced size, None if there is none. When the model has no memory left, a slow client is dropped.
+        ``nbytes`` is the announced size, None if there is none. When the model has no memory left, a slow client is
+        dropped.
 
         Raises:
             InferenceError: the fields are malformed, or announce too large a body.
@@ -101,7 +103,10 @@ class InferFrontend(Generic[_Engine_co]):
         return body if coding is None else CompressedBody(body, coding, self.limits)
 
     def forwarded(self, headers: Headers) -> Mapping[str, str] | None:
-        """The parameters that the headers of a request become; None for none. Raises InferenceError: one must not be forwarded."""
+        """The parameters that the headers of a request become; None for none.
+
+        Raises InferenceError: one must not be forwarded.
+        """
         return None if self.forwards is None else self.forwards.of(headers)
 
     def refused(self, model: str, error: InferenceError, address: str) -> None:

@@ -19,7 +19,10 @@ from pybackend.frontend.tls import Secured
 
 
 class InferPort(HttpPort):
-    """The port; without ``infer``, its connections answer nothing themselves. ``rules`` decide which heads may be remembered."""
+    """The port; without ``infer``, its connections answer nothing themselves.
+
+    ``rules`` decide which heads may be remembered.
+    """
 
     def __init__(
         self,

@@ -260,7 +260,8 @@ class RequestReader:
 
     Attributes:
         head: of the current request; None until it is complete.
-        body_left: bytes of the body that have not arrived, if its length is known. A caller that knows the head sets it.
+        body_left: bytes of the body that have not arrived, if its length is known. A caller that knows the head sets
+            it.
         head_bytes: bytes of the current head that have arrived.
     """
 

@@ -114,8 +114,8 @@ def add_route(
     Handlers take the raw request: building validators for a name and a number would cost more than the rest of the
     application's start.
 
-    ``body`` is the content of a request by media type, ``answers`` the successful answer, a JSON document if it is not given, and
-    ``errors`` the schema of the others; ``parameters`` are those beside the path's.
+    ``body`` is the content of a request by media type, ``answers`` the successful answer, a JSON document if it is not
+    given, and ``errors`` the schema of the others; ``parameters`` are those beside the path's.
     """
     described = [
         {"name": part.strip("{}").partition(":")[0], "in": "path", "required": True, **description}
@@ -165,7 +165,10 @@ def client_address(request: Request) -> str:
 
 
 def written_headers(request: Request) -> Headers:
-    """The headers, whose names are as the client wrote them if this server's own port has read them; else they are in lower case."""
+    """The headers, whose names are as the client wrote them if this server's own port has read them.
+
+    Else they are in lower case.
+    """
     headers: Headers = request.scope.get(WRITTEN_HEADERS, request.headers.raw)
     return headers
 

@@ -34,8 +34,8 @@ PART_S = 0.001
 class MetricsApp:
     """``GET /metrics`` in the text format of Prometheus: the server's own families, then the custom ones.
 
-    ``front_ends`` count what they answer; None if there are no such processes. ``groupable`` counts calls between models
-    that could share a process, by the names of both.
+    ``front_ends`` count what they answer; None if there are no such processes. ``groupable`` counts calls between
+    models that could share a process, by the names of both.
     """
 
     def __init__(

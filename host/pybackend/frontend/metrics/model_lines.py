@@ -305,8 +305,8 @@ class ModelLines:
     def text(self, versions: Sequence[VersionFigures]) -> Iterator[str]:
         """The families of these versions, piece by piece.
 
-        All figures of a version are read at the same time, so that they are consistent. Other work may run between any two
-        pieces; the first ones are empty and mean only that.
+        All figures of a version are read at the same time, so that they are consistent. Other work may run between any
+        two pieces; the first ones are empty and mean only that.
         """
         rows = []
         for start in range(0, len(versions), _VERSIONS_AT_ONCE):

@@ -80,7 +80,8 @@ _SUMMARIES = (
         "Summary of cache miss duration per model, in microseconds",
     ),
 )
-"""Summaries: name, attribute of the recent values, attributes of the statistics for the number and the sum of all values, help text."""
+"""Summaries: name, attribute of the recent values, attributes of the statistics for the number and the sum of all
+values, help text."""
 
 _CACHE_SUMMARIES = "nv_cache_"
 _WITHOUT_CACHE = "nv_inference_request_summary_us"

@@ -1,11 +1,11 @@
 """One end of the socket between the engine's process and a front end's, on the event loop: frames of many messages.
 
-A frame is a msgpack array of messages that were posted in one turn of the loop: as many as fit into a datagram (SOCK_SEQPACKET) of up
-to 64 KB. A larger message is a frame by itself, of several datagrams: the first byte of each says whether more of the frame follows.
-File descriptors travel with the first datagram of a frame.
+A frame is a msgpack array of messages that were posted in one turn of the loop: as many as fit into a datagram
+(SOCK_SEQPACKET) of up to 64 KB. A larger message is a frame by itself, of several datagrams: the first byte of each
+says whether more of the frame follows. File descriptors travel with the first datagram of a frame.
 
-The engine does not trust what it reads here: frames are bounded, messages are checked while they are decoded, those that take long
-wait for another turn of the loop, and descriptors are not taken.
+The engine does not trust what it reads here: frames are bounded, messages are checked while they are decoded, those
+that take long wait for another turn of the loop, and descriptors are not taken.
 """
 
 import array

@@ -1,7 +1,7 @@
 """The engine as the front ends of HTTP and gRPC see it from a separate process.
 
-Requests leave as messages, and responses come back as such. Signatures are known from :class:`~.messages.Opened` until the engine
-says that they changed; a request that was checked against an old one is checked once more by the engine.
+Requests leave as messages, and responses come back as such. Signatures are known from :class:`~.messages.Opened` until
+the engine says that they changed; a request that was checked against an old one is checked once more by the engine.
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ class RemoteVersion:
         return None if self.is_closed else self.engine.submit(self, request, on_response)
 
     def block(self, nbytes: int, input_name: str) -> BlockLease | None:
-        """A block for an input; None if the version has ended. Raises InferenceError UNAVAILABLE if there is no memory."""
+        """A block for an input; None if the version has ended.
+
+        Raises InferenceError UNAVAILABLE if there is no memory.
+        """
         try:
             return None if self.is_closed else self.allocate(nbytes, input_name)
         except InferenceError:
@@ -125,7 +128,10 @@ class RemoteVersion:
 
 
 class RemoteAdmission:
-    """The admission to a version of which the engine has told; see :class:`pybackend.engine.admission.ClientAdmission`."""
+    """The admission to a version of which the engine has told.
+
+    See :class:`pybackend.engine.admission.ClientAdmission`.
+    """
 
     __slots__ = ("_leases", "_sender", "_version", "signature")
 

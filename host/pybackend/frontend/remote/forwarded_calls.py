@@ -1,8 +1,8 @@
 """A front end's port for gRPC: which calls it answers, and the way of all others to the engine's process and back.
 
-Each client's calls go through one tunnel, on which the front end is a client of HTTP/2 that knows its server: heads, messages and
-windows pass as they are, a stream of the client being a stream of the tunnel. A client may send as much as the
-engine's process gives back, and unread answers hold back one stream of the engine's process, and no other.
+Each client's calls go through one tunnel, on which the front end is a client of HTTP/2 that knows its server: heads,
+messages and windows pass as they are, a stream of the client being a stream of the tunnel. A client may send as much as
+the engine's process gives back, and unread answers hold back one stream of the engine's process, and no other.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ def _read_metadata(policy: CallPolicy | None, name: bytes, value: bytes) -> tupl
 
 
 class ForwardingCallFactory(CallFactory):
-    """Makes the calls of a front end's port, which forwards most of them. The configuration of HTTP/2 is that of the engine's process."""
+    """Makes the calls of a front end's port, which forwards most of them.
+
+    The configuration of HTTP/2 is that of the engine's process.
+    """
 
     def __init__(self, frontend: GrpcFrontend[Door], engine: RemoteEngine, tunneller: Tunneller) -> None:
         super().__init__(frontend)

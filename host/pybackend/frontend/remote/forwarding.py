@@ -1,7 +1,7 @@
 """A front end's port for HTTP: which requests it answers, and the way of all others to the engine's process and back.
 
-Those go through their connection's tunnel as they came, and the answer comes back as the client gets it. A front end only says yes:
-what it would refuse, it forwards, so that every refusal is decided, counted and logged in one place.
+Those go through their connection's tunnel as they came, and the answer comes back as the client gets it. A front end
+only says yes: what it would refuse, it forwards, so that every refusal is decided, counted and logged in one place.
 """
 
 from typing import Any
@@ -27,7 +27,10 @@ _TUNNEL_IDLE_SECONDS = IDLE_SECONDS // 2
 
 
 class ForwardingPort(InferPort):
-    """The port for HTTP of a front end. It answers requests of inference that the rules let pass, of models that it knows."""
+    """The port for HTTP of a front end.
+
+    It answers requests of inference that the rules let pass, of models that it knows.
+    """
 
     def __init__(
         self,

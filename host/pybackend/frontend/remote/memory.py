@@ -23,12 +23,15 @@ EARLY_PART = 8
 """That part is an eighth, which is copied then."""
 
 RELEASE_S = 0.005
-"""Longest time that the engine hears nothing of outputs that were sent: usually it hears of them with a request, because a separate
-frame would wake two processes."""
+"""Longest time that the engine hears nothing of outputs that were sent: usually it hears of them with a request,
+because a separate frame would wake two processes."""
 
 
 class BlockLease:
-    """A block for an input; see :class:`pybackend.inference.tensor.Lease`. Once it is sent, the engine gives it back."""
+    """A block for an input; see :class:`pybackend.inference.tensor.Lease`.
+
+    Once it is sent, the engine gives it back.
+    """
 
     is_of_model: ClassVar[bool] = True
 
@@ -207,7 +210,10 @@ class FrontEndMemory:
             self._inputs[segment].chunks[segment].release(offset)
 
     def on_make_room(self, told: messages.MakeRoom) -> None:
-        """Give back the unused segments of a pool, now and until :meth:`trim`; if there are none, a slow client must leave."""
+        """Give back the unused segments of a pool, now and until :meth:`trim`.
+
+        If there are none, a slow client must leave.
+        """
         pools = [pool for number, pool in self._pools.items() if told.pool in {0, number}]
         fresh = self._latest if self._more else 0  # nobody has had it yet
         unused = []

@@ -1,7 +1,7 @@
 """All messages between the engine's process and a front end's: msgspec checks each while it is decoded.
 
-A message is a struct on its way as an array: its tag, then its fields. Numbers have bounds, so that nothing behind the decoder
-meets one that does not fit.
+A message is a struct on its way as an array: its tag, then its fields. Numbers have bounds, so that nothing behind the
+decoder meets one that does not fit.
 """
 
 from typing import Annotated, Literal
@@ -17,8 +17,8 @@ from pybackend.settings import GrpcSettings, HttpSettings, KeyExemption
 from pybackend_wire.errors import ErrorCode
 from pybackend_wire.messages import MOST_DIMENSIONS
 
-# Tags: 1 to 31 are of requests on their way to the engine, 32 to 63 of what comes back; 64 to 95 are of what a front end says about itself
-# and of its clients' tunnels, 96 to 127 are orders.
+# Tags: 1 to 31 are of requests on their way to the engine, 32 to 63 of what comes back; 64 to 95 are of what a front
+# end says about itself and of its clients' tunnels, 96 to 127 are orders.
 
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Unsigned32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -100,7 +100,10 @@ class RareFields(Struct, array_like=True, frozen=True, gc=False):
 
 
 class RegionPlace(Struct, array_like=True, frozen=True, gc=False):
-    """A part of a client's region, by the region's name; the offset counts from the region's beginning. Both are a client's words."""
+    """A part of a client's region, by the region's name; the offset counts from the region's beginning.
+
+    Both are a client's words.
+    """
 
     region: str
     offset: Annotated[int, Meta(ge=0)]

@@ -11,7 +11,10 @@ MOST_LOOKS = 10
 
 
 class OpenQuestions:
-    """Open questions of one kind, and what follows each answer. ``fault`` is that of a front end which never gives it, as a clause."""
+    """Open questions of one kind, and what follows each answer.
+
+    ``fault`` is that of a front end which never gives it, as a clause.
+    """
 
     def __init__(self, fault: str = "") -> None:
         self._fault = fault

@@ -52,7 +52,8 @@ BUSY_S = 10.0
 """CPU time that a front end may use before it answers."""
 
 _STOPPED_LOOKS, _ASLEEP_LOOKS = 10, 30
-"""Looks, about a second apart, at a process that is stopped, or that sleeps, and does not answer. One that waits for a core does neither."""
+"""Looks, about a second apart, at a process that is stopped, or that sleeps, and does not answer. One that waits for a
+core does neither."""
 
 _SETTLING_S = _ROOM_S = 1.0
 """How long others wait for a front end that may not answer."""
@@ -89,7 +90,10 @@ class ServedPort:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def bind_again(self, index: int) -> None:
-        """Put a new socket in the place of one that was shut down; the front end will listen. Raises ServerError if the address is unavailable."""
+        """Put a new socket in the place of one that was shut down; the front end will listen.
+
+        Raises ServerError if the address is unavailable.
+        """
         dead = self.sockets[index]
         dead.close()
         address, port = self._place
@@ -145,7 +149,10 @@ class FrontEnds:
         log.info("%d front end%s ready", len(self._all), " is" if len(self._all) == 1 else "s are")
 
     async def listen(self, service: messages.ClientProtocol) -> None:
-        """Have all of them accept the connections of a port. Clients may come at once, and wait for one that starts again."""
+        """Have all of them accept the connections of a port.
+
+        Clients may come at once, and wait for one that starts again.
+        """
         for sock in self._services[service].sockets:
             sock.listen(BACKLOG)
         for each in self._all:
@@ -225,7 +232,10 @@ class FrontEnds:
 
     @property
     def all_accept(self) -> bool:
-        """False while one of them cannot accept connections. One that is started again for the first time in a row can do so soon."""
+        """False while one of them cannot accept connections.
+
+        One that is started again for the first time in a row can do so soon.
+        """
         return not any(each.is_out for each in self._all)
 
     @property
@@ -247,7 +257,10 @@ class FrontEnds:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether all have told that models have all that may still come; see :attr:`pybackend.frontend.listener.Port.is_quiet`."""
+        """Whether all have told that models have all that may still come.
+
+        See :attr:`pybackend.frontend.listener.Port.is_quiet`.
+        """
         return all(each.is_quiet.is_set() for each in self._all)
 
     async def quiet(self) -> None:
@@ -255,7 +268,10 @@ class FrontEnds:
         await asyncio.gather(*(each.is_quiet.wait() for each in self._all))
 
     async def stop(self, deadline_s: float) -> bool:
-        """Wait for the ends of all until a deadline of the loop's clock, then kill them; True if none had to be killed."""
+        """Wait for the ends of all until a deadline of the loop's clock, then kill them.
+
+        True if none had to be killed.
+        """
         ended = await asyncio.gather(*(each.wait(deadline_s) for each in self._all))
         if self._looking is not None:
             self._looking.cancel()
@@ -264,7 +280,10 @@ class FrontEnds:
 
 
 def _ask_all(questions: Sequence[Callable[[Callable[[], None]], bool]], then: Callable[[], None]) -> bool:
-    """Ask all, each of which returns whether it will answer; ``then`` follows the last answer. False if there will be none."""
+    """Ask all, each of which returns whether it will answer; ``then`` follows the last answer.
+
+    False if there will be none.
+    """
     left = 1
 
     def answered() -> None:

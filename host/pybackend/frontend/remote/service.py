@@ -1,8 +1,9 @@
 """The engine's side of one front end: its requests, which are checked here, and the way of their responses.
 
-A front end is not trusted. A message that breaks the protocol raises RemoteProtocolError, which ends the channel, and then the front
-end; other front ends and models notice nothing. Requests that reach a model have passed the checks that requests of the engine's own ports
-pass: names, datatypes, shapes and sizes against the signature. A preamble is checked once, and then known by its bytes.
+A front end is not trusted. A message that breaks the protocol raises RemoteProtocolError, which ends the channel, and
+then the front end; other front ends and models notice nothing. Requests that reach a model have passed the checks that
+requests of the engine's own ports pass: names, datatypes, shapes and sizes against the signature. A preamble is checked
+once, and then known by its bytes.
 """
 
 import asyncio
@@ -48,7 +49,8 @@ MOST_PREAMBLES, LARGEST_PREAMBLE_BYTES = 1024, 4096
 """Limits of the memory of preambles of each version."""
 
 MOST_PREAMBLES_BYTES = 512 * 1024
-"""Most bytes of the preambles of all versions that one front end has opened; what they mean takes up to 60 times as much."""
+"""Most bytes of the preambles of all versions that one front end has opened; what they mean takes up to 60 times as
+much."""
 
 _SLICE_NS = int(SLICE_S * 1e9)
 
@@ -112,7 +114,10 @@ class OpenVersion:
         return model
 
     def read(self, preamble: bytes) -> KnownPreamble:
-        """The meaning of a preamble, which has no more inputs and outputs than the signature; nothing else was checked against that."""
+        """The meaning of a preamble, which has no more inputs and outputs than the signature.
+
+        Nothing else was checked against that.
+        """
         try:
             read = _read_preamble(preamble)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -152,7 +157,8 @@ class OpenVersion:
         if known.checked is Checked.NOTHING:
             known.checked = validate_header(request, self.signature)
             known.template = (*known.template[:3], request.batch_size)
-        # The bytes in blocks may change after this, so a look at them proves nothing; models' processes look themselves.
+        # The bytes in blocks may change after this, so a look at them proves nothing; models' processes look
+        # themselves.
         if known.checked is Checked.HEADER and not known.others:
             validate_bytes_tensors(request, self.signature)
 
@@ -184,8 +190,8 @@ class FrontEndService:
         self.channel = Channel(asyncio.get_running_loop(), sock, messages.from_front_end, self._on_messages, on_end)
         self._inputs = InputLoans(self.channel)
         self._outputs = OutputLoans(self.channel)
-        # called with the memory of a model of which there is none left for an input, and what to do once others have returned some;
-        # returns False if none has any
+        # called with the memory of a model of which there is none left for an input, and what to do once others have
+        # returned some; returns False if none has any
         self.on_shortage: Shortage = self._inputs.make_room
         self.make_room = self._inputs.make_room  # asks the front end for unused memory
         # disconnects slow clients of the front end whose responses take the memory of a model's process

@@ -1,8 +1,9 @@
 """Tunnels: through them the engine's process answers what a front end does not answer itself.
 
-A tunnel is a pair of sockets for one client of one front end. The engine's process serves its end as it serves a client's connection,
-with the same code and the client's address, so that access rules, logs, counts and limits of time and memory are the same for
-all connections. The kernel holds back the side that is too fast, and tells either side when the other one has gone.
+A tunnel is a pair of sockets for one client of one front end. The engine's process serves its end as it serves a
+client's connection, with the same code and the client's address, so that access rules, logs, counts and limits of time
+and memory are the same for all connections. The kernel holds back the side that is too fast, and tells either side when
+the other one has gone.
 """
 
 import asyncio
@@ -117,7 +118,10 @@ class TunnelUser(Protocol):
         """There is no tunnel: the engine's process has no descriptors left."""
 
     def on_tunnel_lost(self) -> None:
-        """The engine's process has closed the tunnel, as it closes the connection of a client. Not called after :meth:`Tunnel.close`."""
+        """The engine's process has closed the tunnel, as it closes the connection of a client.
+
+        Not called after :meth:`Tunnel.close`.
+        """
 
     def on_tunnel_full(self) -> None:
         """The engine's process takes no more for now."""

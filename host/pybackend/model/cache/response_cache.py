@@ -1,7 +1,7 @@
 """The response cache: keys, entries, its interface for models, and the cache in the server's memory.
 
-Two requests have the same key if everything that a model can see, and may depend on, is equal. An entry holds copies, so that
-caching does not keep a stub's memory alive.
+Two requests have the same key if everything that a model can see, and may depend on, is equal. An entry holds copies,
+so that caching does not keep a stub's memory alive.
 """
 
 import time

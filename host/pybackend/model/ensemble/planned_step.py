@@ -33,8 +33,8 @@ class PlannedStep:
         needs: the names of the ensemble's tensors in ``inputs``.
         followers: the steps that use its outputs.
         signature: the model's, for which ``batch_sizes`` holds.
-        batch_sizes: the batch size of requests that have all inputs, by their layout. One such request was validated, and
-            nothing in the next but the bytes of numbers can differ.
+        batch_sizes: the batch size of requests that have all inputs, by their layout. One such request was validated,
+            and nothing in the next but the bytes of numbers can differ.
     """
 
     def __init__(self, number: int, step: EnsembleStep, model: Model, chain: Chain, outputs: Mapping[str, str]) -> None:

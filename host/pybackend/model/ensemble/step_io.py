@@ -157,8 +157,8 @@ def take_outputs(
 ) -> None:
     """Turn a step's outputs into tensors of the ensemble, and note which it has left out.
 
-    The response is released once its outputs have been read. ``correlation`` is the sequence of the step's inputs, if an
-    earlier step has named one; ``whole`` is the request to the ensemble.
+    The response is released once its outputs have been read. ``correlation`` is the sequence of the step's inputs, if
+    an earlier step has named one; ``whole`` is the request to the ensemble.
     """
     if response.parameters:
         own = correlation or (whole.correlation_id, whole.flags)
@@ -194,8 +194,8 @@ def add_outputs(
 ) -> None:
     """Add outputs to the ensemble's response; their memory is kept until the response is released.
 
-    The response belongs to the end of the streams ``chain``: only tensors that came through them are not needed again. It names
-    the sequence of ``whole``, the request to the ensemble, unless a step has named another one.
+    The response belongs to the end of the streams ``chain``: only tensors that came through them are not needed again.
+    It names the sequence of ``whole``, the request to the ensemble, unless a step has named another one.
     """
     memories: list[SharedTensors] = []
     named: Correlation | None = None

@@ -15,7 +15,10 @@ MOST_HELD_BYTES = 16 * 1024 * 1024
 
 
 class TraceFile(TraceSink):
-    """Writes ``path``, or ``path.0``, ``path.1``, ... with a number of traces each. Each file is complete at any time."""
+    """Writes ``path``, or ``path.0``, ``path.1``, ... with a number of traces each.
+
+    Each file is complete at any time.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path

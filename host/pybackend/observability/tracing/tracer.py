@@ -1,4 +1,7 @@
-"""Decides which requests are traced, and makes the recorder. A request that is not traced costs a few attributes and one subtraction."""
+"""Decides which requests are traced, and makes the recorder.
+
+A request that is not traced costs a few attributes and one subtraction.
+"""
 
 from collections import deque
 from collections.abc import Mapping
@@ -141,7 +144,10 @@ class Tracer:
         return RequestTrace(sampler.settings, self._finish, protocol=protocol, context=new_context(), sends=sends)
 
     def go_on(self, model_name: str, protocol: str, outer: TraceContext, *, sends: bool) -> RequestTrace | None:
-        """The record of a client's request that is part of the client's trace; None if the client does not record it."""
+        """The record of a client's request that is part of the client's trace.
+
+        None if the client does not record it.
+        """
         settings = self._models.get(model_name, self._server).settings
         if not outer.sampled or not settings.levels:
             return None

@@ -29,8 +29,8 @@ from pybackend.protocol.steps import Steps, at_once
 from pybackend_wire.dtypes import ITEMSIZE
 
 PlanOf = Callable[[InferMessage, bool], Steps[InferPlan]]
-"""Opens an admission to the model of a message, and plans the request: with ``plan_arriving`` in one step if the flag says
-that raw tensors follow, otherwise with ``decode_in_steps``."""
+"""Opens an admission to the model of a message, and plans the request: with ``plan_arriving`` in one step if the flag
+says that raw tensors follow, otherwise with ``decode_in_steps``."""
 
 
 class ArrivingMessage:
@@ -77,7 +77,10 @@ class ArrivingMessage:
 
     @property
     def room(self) -> memoryview | None:
-        """Memory for the next bytes, if they belong to a tensor. Bytes that are written there are not fed: see :meth:`stored`."""
+        """Memory for the next bytes, if they belong to a tensor.
+
+        Bytes that are written there are not fed: see :meth:`stored`.
+        """
         return self._tensors.room
 
     @property
@@ -114,7 +117,10 @@ class ArrivingMessage:
         return self._at - before
 
     def _reach_tensors(self) -> bool:
-        """Skip complete fields; True if the next one is a raw tensor, which has at least its tag in the bytes so far."""
+        """Skip complete fields.
+
+        True if the next one is a raw tensor, which has at least its tag in the bytes so far.
+        """
         collected = self._collected
         while self._at < len(collected):
             tag = collected[self._at]

@@ -77,7 +77,10 @@ def cut_contents(head: bytes) -> tuple[bytes, dict[int, memoryview]]:
 
 
 def _contents_span(head: bytes, at: int, end: int) -> tuple[int, int, int] | None:
-    """The offsets of an input's contents: of their tag, of their first byte, and behind them; None if they are not plain."""
+    """The offsets of an input's contents: of their tag, of their first byte, and behind them.
+
+    None if they are not plain.
+    """
     found = None
     for _ in range(MOST_FIELDS):
         if at >= end:

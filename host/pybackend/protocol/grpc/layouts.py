@@ -28,7 +28,8 @@ _ANY_BYTES = -1
 """In place of the length of messages whose tensors may have any sizes."""
 
 _MOST_OF_ONE_LENGTH = 4
-"""Beginnings of different lengths that messages of one length may have, so that clients who take turns are all known."""
+"""Beginnings of different lengths that messages of one length may have, so that clients who take turns are all known.
+"""
 
 _LENGTH_BYTES = 8
 _MOST_TENSORS = 16
@@ -42,9 +43,9 @@ _RAW_TAG = bytes((RAW,))
 class MessageLayout:
     """A message whose id, parameters and tensors may vary.
 
-    The ``head`` has neither id nor parameters nor raw tensors, of which there are ``count``; if it ``is_unsized``, they may have any sizes. ``unpack`` yields the raw tensors, and between two of them the tag
-    and length of the second, which are ``tags``. ``user_data`` is a place for a front end, which this module never
-    touches.
+    The ``head`` has neither id nor parameters nor raw tensors, of which there are ``count``; if it ``is_unsized``, they
+    may have any sizes. ``unpack`` yields the raw tensors, and between two of them the tag and length of the second,
+    which are ``tags``. ``user_data`` is a place for a front end, which this module never touches.
     """
 
     __slots__ = ("count", "head", "is_unsized", "model_name", "model_version", "tags", "unpack", "user_data")
@@ -61,15 +62,17 @@ class MessageLayout:
 
 
 Known = tuple[MessageLayout, str, bytes, tuple[bytes, ...]]
-"""A message that was recognised: its layout, its id (``""`` if it has none), its parameters as they were sent, and its raw tensors."""
+"""A message that was recognised: its layout, its id (``""`` if it has none), its parameters as they were sent, and its
+raw tensors."""
 
 
 class MessageLayouts:
     """The layouts of recent messages."""
 
     def __init__(self) -> None:
-        # Bytes up to the first raw tensor's, by the message's length without id and parameters; and layouts by that length and these bytes.
-        # If the tensors may have any sizes, these are the bytes of the head, and the length is none.
+        # Bytes up to the first raw tensor's, by the message's length without id and parameters; and layouts by that
+        # length and these bytes. If the tensors may have any sizes, these are the bytes of the head, and the length is
+        # none.
         self._beginnings: Recurring[int, tuple[int, ...]] = Recurring(MOST_LAYOUTS, _MOST_OF_ONE_LENGTH * _LENGTH_BYTES)
         self._layouts: Recurring[tuple[int, bytes], MessageLayout] = Recurring(MOST_LAYOUTS, LONGEST_BEGINNING_BYTES)
 

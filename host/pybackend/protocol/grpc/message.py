@@ -1,9 +1,10 @@
 """Cuts the bytes of a ``ModelInferRequest`` into the parts that recur and those that differ from request to request.
 
-The first station of a gRPC request after its message is complete. Encoders write fields in the order of their numbers, so a
-message is: model and version, id, parameters, inputs and outputs, raw tensors. A client that repeats a request changes
-the id, perhaps the parameters, and the tensors. Without them the same bytes remain, by which ``request`` recognises
-a plan that it has made before. Only lengths are read here; protobuf reads the head of a request that is not recognised.
+The first station of a gRPC request after its message is complete. Encoders write fields in the order of their numbers,
+so a message is: model and version, id, parameters, inputs and outputs, raw tensors. A client that repeats a request
+changes the id, perhaps the parameters, and the tensors. Without them the same bytes remain, by which ``request``
+recognises a plan that it has made before. Only lengths are read here; protobuf reads the head of a request that is not
+recognised.
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,8 @@ MODEL_NAME, MODEL_VERSION, ID, PARAMETERS, _INPUTS, _OUTPUTS, RAW = (
 
 
 MOST_FIELDS = 16_384
-"""Of each kind at the top of a message: a million empty inputs need two megabytes of message, but a hundred of memory."""
+"""Of each kind at the top of a message: a million empty inputs need two megabytes of message, but a hundred of memory.
+"""
 
 BYTES_FIELD = 2
 """The wire type of fields that are preceded by their length, in the lowest bits of a tag."""

@@ -1,8 +1,8 @@
 """Parses a gRPC infer request into a plan: the station between ``message`` and an admission.
 
-Usage: a front end calls :func:`~pybackend.protocol.grpc.message.split_message`, opens an admission to the model that the
-message names, and calls :func:`decode_message`. A request whose head was seen before costs no protobuf. All others are
-read in the order of the reference's checks.
+Usage: a front end calls :func:`~pybackend.protocol.grpc.message.split_message`, opens an admission to the model that
+the message names, and calls :func:`decode_message`. A request whose head was seen before costs no protobuf. All others
+are read in the order of the reference's checks.
 """
 
 import re
@@ -173,7 +173,10 @@ def _tensor(item: Any, names: set[str], request_id: str) -> InputTensor:
 
 
 def _source_region(item: Any, has_raw: bool, model_name: str, find_region: FindRegion) -> RegionPart | None:
-    """The part of a region that has an input's data, None if it is in the message; refuses an input with two sources."""
+    """The part of a region that has an input's data, None if it is in the message.
+
+    Refuses an input with two sources.
+    """
     named = _named_region(item.parameters, item.name) if item.parameters else None
     if named is not None:
         if item.HasField("contents"):
@@ -191,7 +194,10 @@ def _source_region(item: Any, has_raw: bool, model_name: str, find_region: FindR
 
 
 def _named_region(parameters: Any, tensor_name: str) -> tuple[str, int, int] | None:
-    """The name of a shared memory region, an offset and a size in bytes; None if a tensor's parameters name no region."""
+    """The name of a shared memory region, an offset and a size in bytes.
+
+    None if a tensor's parameters name no region.
+    """
     region = _memory_parameter(parameters, _REGION, STRING, tensor_name)
     offset = _memory_parameter(parameters, _OFFSET, INT64, tensor_name)
     byte_size = _memory_parameter(parameters, _BYTE_SIZE, INT64, tensor_name)
@@ -310,7 +316,8 @@ _SEQUENCE = re.compile(
     _FLAG + rb'"(.)\n\x0bsequence_id\x12(.)(?:\x10([\x80-\xff]{0,8}[\0-\x7f])|\x1a(.)(.{0,100}?))' + _FLAG,
     re.DOTALL,
 ).fullmatch
-"""The parameters of a request of a sequence, as encoders write them: flags, the id, which is a number or a text, and flags."""
+"""The parameters of a request of a sequence, as encoders write them: flags, the id, which is a number or a text, and
+flags."""
 
 _STARTS = {b"": 0, _START + b"\0": 0, _START + b"\1": RequestFlags.SEQUENCE_START}
 _ENDS = {b"": 0, _END + b"\0": 0, _END + b"\1": RequestFlags.SEQUENCE_END}
@@ -322,7 +329,10 @@ _FLAGS = {
 
 
 def sequence_of(parameters: bytes) -> tuple[int | str, int] | None:
-    """A sequence's id and flags, of which alone a message's parameters speak; None if there are others, or in an unusual form."""
+    """A sequence's id and flags, of which alone a message's parameters speak.
+
+    None if there are others, or in an unusual form.
+    """
     match = _SEQUENCE(parameters)
     if match is None:
         return None

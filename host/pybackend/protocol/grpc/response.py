@@ -108,8 +108,8 @@ class MessageHeader(Struct, eq=False):
     """The recurring part of the responses of a model whose outputs have the same shapes.
 
     A ``model`` comes before the id, then ``tensors`` describe the outputs, and a tag precedes each raw tensor.
-    ``nbytes`` includes the raw tensors. If ``is_small``, each of them is short enough to be copied. ``form`` is a place for a front
-    end, which this module never touches.
+    ``nbytes`` includes the raw tensors. If ``is_small``, each of them is short enough to be copied. ``form`` is a place
+    for a front end, which this module never touches.
     """
 
     model: bytes

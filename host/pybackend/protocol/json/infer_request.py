@@ -96,8 +96,8 @@ def parse_infer(
     """Parse the JSON part of an infer request. The plan is not validated against the model yet.
 
     The ``header`` is the whole body if the client did not send its length. If the caller knows ``available_bytes``
-    behind it, sizes are checked here, in the reference's order; otherwise the caller counts them as they arrive. ``cut_tensors`` are
-    None if the JSON part is complete.
+    behind it, sizes are checked here, in the reference's order; otherwise the caller counts them as they arrive.
+    ``cut_tensors`` are None if the JSON part is complete.
     """
     if header_length is not None and len(header) < header_length:
         raise invalid(f"unexpected size for request JSON, expecting {header_length - len(header)} more bytes")
@@ -266,7 +266,9 @@ def _header_length_error(reason: str) -> InferenceError:
 def parse_raw(
     body: bytes | memoryview, signature: ModelSignature, *, model_version: str, limits: BodyLimits
 ) -> InferPlan:
-    """Make a request from a raw body (header length 0): the data of the only input; the model's signature defines the rest.
+    """Make a request from a raw body (header length 0): the data of the only input.
+
+    The model's signature defines the rest.
 
     Every output of the response is binary. The body of a BYTES tensor is the one element without a length; any other
     input's data is a view of ``body``. The plan is not validated.

@@ -126,7 +126,10 @@ def wanted_outputs(outputs: Sequence[OutputTensor], output_format: OutputFormat)
 
 
 def _encode_binary(response: InferenceResponse) -> EncodedResponse:
-    """The most common response. But for the id, its JSON part depends only on names, datatypes and shapes, which recur."""
+    """The most common response.
+
+    But for the id, its JSON part depends only on names, datatypes and shapes, which recur.
+    """
     layout, data = layout_of(response, response.outputs)
     chunks = [chunk_of(each, len(each)) for each in data if each]
     header_json = headers.get(layout)
@@ -212,7 +215,8 @@ def not_text_error(tensor: OutputTensor, *, may_be_binary: bool = True) -> Infer
 def encode_document(document: Any, *, may_hold_nan: bool) -> bytes:
     """JSON of a document, with ``?`` for text that UTF-8 cannot hold.
 
-    NaN and infinities are bare ``NaN`` and ``Infinity`` if it ``may_hold_nan``, and else ``null``, as strict JSON has it.
+    NaN and infinities are bare ``NaN`` and ``Infinity`` if it ``may_hold_nan``, and else ``null``, as strict JSON has
+    it.
     """
     try:
         text = _encode(document)

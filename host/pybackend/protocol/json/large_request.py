@@ -162,7 +162,10 @@ class SlicedData:
 
     @property
     def shape(self) -> list[int]:
-        """The shape of nested lists, by the number of lists at each depth; as in infer, nobody asks for equal lengths."""
+        """The shape of nested lists, by the number of lists at each depth.
+
+        As in infer, nobody asks for equal lengths.
+        """
         counts = [*self._opened[1 : self._nesting + 1].tolist(), self.count]
         return [len_ // max(above, 1) for above, len_ in pairwise(counts)]
 

@@ -1,8 +1,9 @@
 """Finds the tensors' data in a large JSON document without parsing it.
 
-Used by: ``large_request`` and ``generate``, which parse the rest, called the skeleton, like a small document, and the data in
-slices. The skeleton is limited in size: no legitimate one needs a megabyte, and its contents (dimensions, inputs, parameters)
-cost far more to parse than numbers. Only texts make that of ``generate`` longer, which checks it itself.
+Used by: ``large_request`` and ``generate``, which parse the rest, called the skeleton, like a small document, and the
+data in slices. The skeleton is limited in size: no legitimate one needs a megabyte, and its contents (dimensions,
+inputs, parameters) cost far more to parse than numbers. Only texts make that of ``generate`` longer, which checks it
+itself.
 """
 
 import re
@@ -125,7 +126,10 @@ def check_skeleton(nbytes: int, most_bytes: int = LARGEST_SKELETON_BYTES) -> Non
 
 
 def outline_in_steps(text: bytes | bytearray, form: Form = INFER) -> Generator[None, None, Outline]:
-    """Split a document; each step takes about a millisecond. It need not be valid JSON: the parsers of its parts check."""
+    """Split a document; each step takes about a millisecond.
+
+    It need not be valid JSON: the parsers of its parts check.
+    """
     outliner = _Outliner(text, form)
     for part in scan(text, 0, len(text), SLICE_BYTES):
         outliner.follow(part)

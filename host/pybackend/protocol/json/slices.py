@@ -1,7 +1,7 @@
 """JSON in slices of a few milliseconds, so that other requests need not wait: weighed before it is parsed, or decoded.
 
-Used by: ``generate``, and the routes of MLflow and OpenAI, whose documents have no fixed form. Those of infer have one: see
-``large_request``.
+Used by: ``generate``, and the routes of MLflow and OpenAI, whose documents have no fixed form. Those of infer have one:
+see ``large_request``.
 """
 
 import json

@@ -39,8 +39,8 @@ _DATA, _DATA_BYTES = b'"data":', 7
 ID_AT_START = re.compile(rb'\{"id": ?"([ !#-\[\]-~]{1,128})", ?(?=")')
 """The id, of printable ASCII without escapes; the match ends before the next key."""
 ANY_ID = re.compile(rb'"id"[ \t\r\n]*:|\\')
-"""A JSON part that has an id, perhaps an empty one, contains one of these. Only those without are remembered as they are: with an
-id before it, such a JSON part would have two."""
+"""A JSON part that has an id, perhaps an empty one, contains one of these. Only those without are remembered as they
+are: with an id before it, such a JSON part would have two."""
 SECOND_ID = re.compile(rb'"id"|\\')
 """A second id behind the first contains one of these. The last id counts, so such JSON parts are not remembered."""
 
@@ -95,7 +95,10 @@ class JsonTemplates:
         self._templates.clear()
 
     def filled(self, document: bytes) -> InferPlan | None:
-        """The plan of a document, completely checked; None if no template fits, or the document is unusual or invalid."""
+        """The plan of a document, completely checked.
+
+        None if no template fits, or the document is unusual or invalid.
+        """
         begin = document.find(_DATA) + _DATA_BYTES
         start, request_id = document[:begin], ""
         templates = self._templates.get(start)

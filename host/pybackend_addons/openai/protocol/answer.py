@@ -48,8 +48,8 @@ class Piece(NamedTuple):
 class Choice:
     """One of the texts of an answer, as it grows.
 
-    Models may cut their pieces within a character, or say more than the client wants: the text here has whole characters only,
-    and ends before the first of the client's stops.
+    Models may cut their pieces within a character, or say more than the client wants: the text here has whole
+    characters only, and ends before the first of the client's stops.
     """
 
     def __init__(self, index: int, asked: TextRequest, tensors: OpenAiTensors) -> None:

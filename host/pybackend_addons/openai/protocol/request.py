@@ -1,7 +1,7 @@
 """Requests of OpenAI's routes: checked, and turned into inference requests for the tensors that a model has for them.
 
-Messages, tools and settings of sampling stay the JSON text that they are: the model's process reads them. So nothing here knows
-a template, a tokenizer, or what a model can do.
+Messages, tools and settings of sampling stay the JSON text that they are: the model's process reads them. So nothing
+here knows a template, a tokenizer, or what a model can do.
 """
 
 from __future__ import annotations
@@ -199,8 +199,8 @@ _SETTINGS: Mapping[str, tuple[Any, str]] = {
 class TextRequest(Struct):
     """A request for texts.
 
-    ``prompts`` has a text for each prompt, or the JSON objects of chats, and ``parts`` the types of parts in messages beside texts. Without ``logprobs`` the client wants none; else it is the
-    number of likely tokens beside each.
+    ``prompts`` has a text for each prompt, or the JSON objects of chats, and ``parts`` the types of parts in messages
+    beside texts. Without ``logprobs`` the client wants none; else it is the number of likely tokens beside each.
     """
 
     model: str

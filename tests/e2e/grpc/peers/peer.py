@@ -1,4 +1,5 @@
-"""Stubs that protoc made of the published .proto files, and grpcio: nothing of Triton's client, nothing of the server's.
+"""Stubs that protoc made of the published .proto files, and grpcio: nothing of Triton's client, nothing of the
+server's.
 
     python peer.py ADDRESS FOLDER_OF_THE_STUBS
 

@@ -1,4 +1,5 @@
-"""A process that speaks for a stub: all it says, true or not, is in the functions of the "model" file it is told to load.
+"""A process that speaks for a stub: all it says, true or not, is in the functions of the "model" file it is told to
+load.
 
 ``hello``, ``load``, ``initialize``, ``execute``, ``finalize`` and so on may be there, each called with parts of the
 message; where one is missing, what an honest stub would say is said. They find this object as ``stub``.

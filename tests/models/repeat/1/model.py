@@ -1,4 +1,5 @@
-"""Answers IN times with 0, 1, 2, ...; a second element k makes response k an error; a third sends the flag with the last one."""
+"""Answers IN times with 0, 1, 2, ...; a second element k makes response k an error; a third sends the flag with the
+last one."""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils

@@ -1,8 +1,9 @@
-"""Says what its prompt tells it to say: a JSON list whose parts are responses, each an object with an output's value by its name.
+"""Says what its prompt tells it to say: a JSON list whose parts are responses, each an object with an output's value by
+its name.
 
 Texts stand for bytes (Latin-1). A number is a count, a list or an object is JSON text. ``{"error": ...}`` fails,
-``{"forever": text}`` repeats it until the request is cancelled, ``{"tell": true}`` says what has come in. The prompt of a chat is its
-last message.
+``{"forever": text}`` repeats it until the request is cancelled, ``{"tell": true}`` says what has come in. The prompt of
+a chat is its last message.
 """
 
 import json

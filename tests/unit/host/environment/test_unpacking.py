@@ -290,7 +290,8 @@ def test_a_header_for_all_files_counts_where_a_file_has_none(archive, tmp_path):
 
 @pytest.mark.parametrize("tail", ["/file", "/"], ids=["file", "directory"])
 def test_a_name_that_is_cut_behind_a_slash_is_what_the_whole_name_says(tail, archive, tmp_path):
-    """In the old format a slash at the end makes a directory, and a long name is repeated in the file's header, cut off."""
+    """In the old format a slash at the end makes a directory, and a long name is repeated in the file's header, cut
+    off."""
     name = "x" * 99 + tail
     content = header("l", tarfile.GNUTYPE_LONGNAME, size=len(name)).tobuf() + name.encode().ljust(512, b"\0")
     old = header("x" * 99 + "/", tarfile.AREGTYPE, size=0 if tail == "/" else 4).tobuf()
@@ -309,7 +310,8 @@ def test_bombs_stop_at_a_bound(archive, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
 def test_a_bomb_is_refused(compress, archive, tmp_path, monkeypatch):
-    """A small archive of large files: before that is written which goes beyond the bound, whatever its length really is."""
+    """A small archive of large files: before that is written which goes beyond the bound, whatever its length really
+    is."""
     monkeypatch.setattr(archive_module, "FREE_BYTES", 1 << 20)
     packed = compress(tar_of(*files(a=bytes(1 << 20)))[: 512 + (1 << 20)] + header("b", size=6 << 30).tobuf())
     most_bytes = (1 << 20) + 100 * len(packed)

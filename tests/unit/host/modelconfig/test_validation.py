@@ -1,4 +1,5 @@
-"""What the rules between fields accept, and those about GPUs; tests/e2e/repository/test_wrong_configurations.py breaks each of the others."""
+"""What the rules between fields accept, and those about GPUs; tests/e2e/repository/test_wrong_configurations.py breaks
+each of the others."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""The directories that stubs are started from: other versions' are removed, unless they are or may be in use, and other users' are not used."""
+"""The directories that stubs are started from: other versions' are removed, unless they are or may be in use, and other
+users' are not used."""
 
 import os
 

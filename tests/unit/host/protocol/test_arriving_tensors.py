@@ -10,7 +10,8 @@ FIRST_BYTES = 4
 
 
 class Lease:
-    """A block of which only the first bytes are there until they have arrived; without ``room``, all bytes lie elsewhere."""
+    """A block of which only the first bytes are there until they have arrived; without ``room``, all bytes lie
+    elsewhere."""
 
     is_of_model = True
     segment = offset = 0

@@ -401,7 +401,8 @@ def test_everything_that_waits_can_be_taken_out():
 
 
 def test_queueing_many_requests_costs_no_more_per_request_than_few():
-    """Each request goes in and comes out in logarithmic time; here, so that a quadratic queue would not be through in time."""
+    """Each request goes in and comes out in logarithmic time; here, so that a quadratic queue would not be through in
+    time."""
 
     async def scenario():
         scene = Scene(slots=1)

@@ -1,7 +1,7 @@
 """The rules of RFC 9113 that a server must enforce, by section: bytes in, and the error that must come out.
 
-They are the rules that the h2spec suite checks too, less those of RFC 7540 that RFC 9113 has withdrawn (a stream that depends on itself:
-section 5.3.2 lets servers ignore all priority signals).
+They are the rules that the h2spec suite checks too, less those of RFC 7540 that RFC 9113 has withdrawn (a stream that
+depends on itself: section 5.3.2 lets servers ignore all priority signals).
 """
 
 import dataclasses

@@ -1,6 +1,7 @@
 """Answers NUMBER as many times as it says: together the responses are its square.
 
-Requests are coroutines on one event loop. They take turns, so a small number is done before a large one that came first.
+Requests are coroutines on one event loop. They take turns, so a small number is done before a large one that came
+first.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""SCORES = how sure the model is of each of four textures. A very small network, in torch if it is installed, else in numpy."""
+"""SCORES = how sure the model is of each of four textures. A very small network, in torch if it is installed, else in
+numpy."""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils

@@ -10,7 +10,8 @@ class TritonPythonModel:
             signal = pb_utils.get_input_tensor_by_name(request, "SIGNAL").as_numpy()
             places = pb_utils.get_input_tensor_by_name(request, "PLACES").as_numpy()
             heights = signal[places]
-            # `heights /= ...` is fine, because it is a new array. `signal /= ...` is not: large inputs are read-only in a group.
+            # `heights /= ...` is fine, because it is a new array. `signal /= ...` is not: large inputs are read-only in
+            # a group.
             if len(heights):
                 heights /= heights.max()
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("HEIGHTS", heights)]))

@@ -1,4 +1,5 @@
-"""Bodies of infer requests that no client would send: whole and in pieces they mean the same, and nothing but an answer comes."""
+"""Bodies of infer requests that no client would send: whole and in pieces they mean the same, and nothing but an answer
+comes."""
 
 import json
 

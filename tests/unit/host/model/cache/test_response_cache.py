@@ -1,4 +1,5 @@
-"""Requests that a model cannot tell apart have one key; entries are copies; the cache keeps within its bytes, and what was asked for last."""
+"""Requests that a model cannot tell apart have one key; entries are copies; the cache keeps within its bytes, and what
+was asked for last."""
 
 from collections import OrderedDict
 
