@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 SIZE = (64, 64)
 COLOURS = {
@@ -63,6 +63,12 @@ class TritonPythonModel:
 
 def pixels(file: bytes) -> np.ndarray:
     """A picture as most models want it: FP32 from 0 to 1, channels first."""
-    with Image.open(io.BytesIO(file)) as picture:
-        small = picture.convert("RGB").resize(SIZE)
+    try:
+        with Image.open(io.BytesIO(file)) as picture:
+            small = picture.convert("RGB").resize(SIZE)
+    except UnidentifiedImageError:
+        raise ValueError(
+            f"it begins with {file[:12]!r}. Send the bytes of the file, "
+            "not its name and not base64 as a text"
+        ) from None
     return np.asarray(small, np.float32).transpose(2, 0, 1) / 255
