@@ -7,6 +7,7 @@ killed, one member does for all of them.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -21,6 +22,8 @@ from pybackend.process.stub_process import HostEnds, Start, StubPart, StubProces
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import Attach, Finalize, Join
 from pybackend_wire.messages import STACKS_BYTES, STACKS_OFFSET, SegmentRole
+
+log = logging.getLogger(__name__)
 
 _EXIT_GRACE_S = 3.0
 """How long a process may live on without members: for exit handlers, and threads of theirs."""
@@ -154,6 +157,13 @@ class GroupProcess:
 
     def _on_drained(self) -> None:
         members, self._members = self._members, []
+        if members:
+            log.error(
+                "process '%s' of a process group %s. It ran %d instances of its models: each is restarted",
+                self._name,
+                self.exit_cause,
+                len(members),
+            )
         with ExitStack() as end:  # from the last to the first, and all of it
             end.callback(self._on_end)
             end.callback(self.stacks.close)

@@ -174,6 +174,7 @@ def test_a_process_that_dies_answers_every_request_and_comes_back_whole(server, 
     for model, answer in answers.items():
         assert answer.status == 500
         assert f"Stub process '{model}_0_0' is not healthy. The process was killed by signal 9" in answer.error
+    server.wait_for(r"E.*process 'ocr_0' of a process group was killed by signal 9.* It ran 2 instances of its models")
     wait_until(lambda: all(infer(server, model, IN).status == 200 for model in ("detect", "read")), "both")
     assert pid_of(server, "detect", 1) == pid_of(server, "read", 2) != pid
 
