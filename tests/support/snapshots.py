@@ -5,6 +5,7 @@ from run to run, and that a run of some tests says nothing about the snapshots o
 finds those that no test uses).
 """
 
+import os
 import re
 import sys
 from typing import Any
@@ -16,6 +17,7 @@ _END = r"(?=[/'\"`\s:,.;)\]]|$)"
 _OF_THE_RUN = (
     (re.compile(re.escape(sys.executable) + r"(?![\w.])"), "PYTHON"),
     (re.compile(r"(?:/[\w.+-]+)+/pytest-of-[^/]+/pytest-\d+(?:/popen-gw\d+)?/[\w-]+?\d+" + _END), "TMP"),
+    (re.compile(re.escape(os.getcwd()) + _END), "HERE"),
     (re.compile(r"/tmp/pybackend-[a-z]+-\w{8}" + _END), "TMP"),
     (re.compile(r"(?<=127\.0\.0\.1:)\d{4,5}|(?<=localhost:)\d{4,5}|(?<=\[::1\]:)\d{4,5}"), "PORT"),
     (re.compile(r"\b(process|pid|PID)( |=)\d+"), r"\1\2PID"),
@@ -23,7 +25,7 @@ _OF_THE_RUN = (
 
 
 def settled(text: str) -> str:
-    """A text without what differs from run to run: this Python, temporary directories, ports and numbers of processes."""
+    """A text without what differs from run to run: this Python, directories, ports and numbers of processes."""
     for pattern, name in _OF_THE_RUN:
         text = pattern.sub(name, text)
     return text

@@ -245,5 +245,5 @@ def test_as_a_command(write):
     assert (done.returncode, done.stderr) == (0, "")
     assert "OUT: float32 [1] [1.]" in done.stdout
     shown = command("--help").stdout
-    for word in ("NAME=file.npy", "--requests", "exit status", "example:"):
+    for word in ("NAME=@file.npy", "--requests", "exit status", "example:"):
         assert word in shown
