@@ -39,6 +39,11 @@ def run(*arguments, **options):
     )
 
 
+def test_a_repository_is_named_with_its_flag():
+    done = run("pybackend", "import", "mood.pkl", "models")
+    assert "Unexpected argument: models. Name the directory of models with a flag: --repository=models" in done.stderr
+
+
 def imported(*arguments):
     """Imports with ``--json`` and returns the document that the command prints."""
     done = run("pybackend", "import", "--json", *arguments)

@@ -72,12 +72,21 @@ def key_of(connected: socket.socket) -> str:
     names = [_file_name(address) for address in _addresses_of(connected)]
     # Models and other users may put links to any file where they can write.
     places = [each / _PLACE for each in server_directories() if not is_open_to_models(each / _PLACE)]
-    found = [file for place in places for name in names for file in place.glob(f"*/*/{name}")]
+    directories = [inner for place in places for outer in _inside(place) for inner in _inside(outer)]
+    found = [file for each in directories for name in names if (file := each / name).exists()]
     try:
         # Those of servers that were killed stay until the next one starts.
         return max(found, key=lambda file: file.stat().st_mtime_ns).read_text("ascii").strip() if found else ""
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def _inside(directory: Path) -> list[Path]:
+    """What a directory has; nothing if it is gone, as that of a server that has ended meanwhile."""
+    try:
+        return list(directory.iterdir())
+    except OSError:
+        return []
 
 
 def _addresses_of(connected: socket.socket) -> Iterator[str]:

@@ -96,7 +96,6 @@ WRONG = {
         ("serve", "--http-cors-origin=null"),
         'Bad option: "--http-cors-origin". Got null, ',
     ),
-    "a repository without its flag": (("import", "mood.pkl", "models"), "Unexpected argument: models. "),
     "an exemption that is none": (("serve", "--api-key-exempt=metrics,infer"), 'Bad option: "--api-key-exempt"'),
     "a verbosity that is none": (
         ("serve", "--log-verbose=much"),

@@ -298,7 +298,7 @@ def test_errors_are_those_of_the_engine(lab: Lab) -> None:
             admission.submit(request, print)
         with pytest.raises(InferenceError, match="no input memory left for model 'identity'") as caught:
             lab.remote.open("identity", "", CLIENT).allocate(1 << 25, "IN")
-        assert caught.value.code is ErrorCode.UNAVAILABLE
+        assert caught.value.code is ErrorCode.INVALID_ARG
 
     lab.there(main())
 
