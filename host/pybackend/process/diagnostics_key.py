@@ -82,7 +82,7 @@ def key_of(connected: socket.socket) -> str:
 
 
 def _inside(directory: Path) -> list[Path]:
-    """What a directory has; nothing if it is gone, as that of a server that has ended meanwhile."""
+    """The contents of a directory; none if it is gone, as that of a server that has ended meanwhile."""
     try:
         return list(directory.iterdir())
     except OSError:
