@@ -159,13 +159,13 @@ def test_the_end_of_the_models_code_ends_the_session(dev, people):
 
 
 @pytest.mark.parametrize("leave", ["q\n", "\4"])
-def test_leaving_the_debugger_ends_the_execution_with_a_sentence(dev, people, leave, snapshot):
+def test_leaving_the_debugger_ends_the_execution_with_a_sentence(dev, people, leave):
     answer = people.submit(ask, dev, "stops")
     dev.type("", PROMPT)
     dev.type(leave, r"the debugger's command q ended this execution; c lets it go on")
     refused = answer.result(DEADLINE_S)
     assert refused.status == 500
-    assert refused.error == snapshot
+    assert "the debugger's command q ended this execution; c lets it go on" in refused.error
     assert "BdbQuit" not in dev.screen
 
 
