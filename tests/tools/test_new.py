@@ -106,6 +106,18 @@ def test_the_directory_is_named_after_the_model(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "scale/test_scale.py").read_text() == before
 
 
+def test_tests_do_not_depend_on_the_settings_of_a_clone(tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "pybackend"\n[tool.pytest.ini_options]\naddopts = ["--strict-config"]\nno_such_option = 1\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    for name in ("scale", "other"):
+        assert run_new([name, "scale"]) == 0
+    variables = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST")}
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "scale", cwd=tmp_path, env=variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_what_is_not_there_is_installed_first(tmp_path):
     code = "import sys; sys.modules['pytest'] = sys.modules['PIL'] = None; from pybackend.cli import main; sys.exit(main())"
     done = run("-c", code, "new", "look", "--template=image", cwd=tmp_path)

@@ -52,6 +52,10 @@ def run_new(arguments: Sequence[str]) -> int:
     check_new_name(given.name, parser)
     directory = Path(given.name) if given.directory is None else given.directory
     written = _write(_files(given.template, given.name), directory)
+    if _is_in_a_clone(directory) and not (directory / "pytest.ini").exists():
+        # Else pytest would read the settings of the clone's own tests, and refuse those that its plugins do not know.
+        (directory / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+        written.append(directory / "pytest.ini")
     for path in written:
         print_text(f"wrote {path}")
     shown, client = directory, next(path for path in written if path.name.startswith("client_"))
@@ -61,6 +65,13 @@ def run_new(arguments: Sequence[str]) -> int:
         f"{_install({'pytest': 'pytest'})}pytest {shown}   # tests without a server"
     )
     return 0
+
+
+def _is_in_a_clone(directory: Path) -> bool:
+    """Whether a directory lies in a clone of pybackend."""
+    settings = (parent / "pyproject.toml" for parent in directory.resolve().parents)
+    nearest = next((file for file in settings if file.is_file()), None)
+    return nearest is not None and '\nname = "pybackend"\n' in nearest.read_text(encoding="utf-8", errors="replace")
 
 
 def _install(packages: Mapping[str, str]) -> str:
