@@ -10,14 +10,11 @@ from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import OutputTensor
 from pybackend.modelconfig.protobuf.messages import message_class
 from pybackend.protocol.grpc.request import EMPTY_FINAL
-from pybackend.protocol.grpc.response import FINAL
+from pybackend.protocol.grpc.response import FINAL, put_parameters
 from pybackend.protocol.grpc.status import STATUS
 
 CODES = {status.name: code for code, status in STATUS.items()}
 """The kind of failure by the name of gRPC's status."""
-
-
-_FIELD_OF = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
 
 def encode_request(request: InferenceRequest, *, streams: bool) -> bytes:
@@ -30,8 +27,7 @@ def encode_request(request: InferenceRequest, *, streams: bool) -> bytes:
         message.raw_input_contents.append(bytes(tensor.data or b""))
     for name in request.requested_outputs:
         message.outputs.add(name=name)
-    for name, value in _parameters(request, streams=streams).items():
-        setattr(message.parameters[name], _FIELD_OF[type(value)], value)
+    put_parameters(message, _parameters(request, streams=streams), "request")
     written: bytes = message.SerializeToString()
     return written
 

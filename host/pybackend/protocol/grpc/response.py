@@ -193,6 +193,16 @@ def _final_flag(final: bool) -> bytes:
 
 def _parameters(parameters: Mapping[str, ParameterValue]) -> bytes:
     message = message_class("inference.ModelInferResponse")()
+    put_parameters(message, parameters, "response")
+    written: bytes = message.SerializeToString()
+    return written
+
+
+def put_parameters(message: Any, parameters: Mapping[str, ParameterValue], kind: str) -> None:
+    """Give a message, of a ``kind`` that the error names, its parameters.
+
+    Raises InferenceError: a number does not fit.
+    """
     for name, value in parameters.items():
         field = message.parameters[_text(name)]
         if isinstance(value, bool):
@@ -206,9 +216,7 @@ def _parameters(parameters: Mapping[str, ParameterValue]) -> bytes:
         elif INT64_MAX < value <= UINT64_MAX:
             field.uint64_param = value
         else:
-            raise InferenceError(f"the response's parameter '{name}' is {value}, which does not fit in 64 bits")
-    written: bytes = message.SerializeToString()
-    return written
+            raise InferenceError(f"the {kind}'s parameter '{name}' is {value}, which does not fit in 64 bits")
 
 
 def _text(value: str) -> str:
