@@ -51,14 +51,18 @@ class Slices:
         return bool(self._steps)
 
 
-def in_slices(jobs: Iterator[Callable[[], object]], most: int = 1000) -> Step:
-    """Do so many short jobs, as a step for :class:`Slices`, at most ``most`` of them in a slice: they may lead to more work."""
+JOBS_AT_ONCE = 100
+"""Most short jobs in a slice: with the work that follows each in later turns, about as many milliseconds as a slice has."""
+
+
+def in_slices(jobs: Iterator[Callable[[], object]]) -> Step:
+    """Do so many short jobs, such as cancellations, as a step for :class:`Slices`."""
 
     def step() -> bool:
         end_s = monotonic() + SLICE_S
         for done, job in enumerate(jobs, 1):
             job()
-            if done == most or monotonic() > end_s:
+            if done == JOBS_AT_ONCE or monotonic() > end_s:
                 return True
         return False
 

@@ -41,7 +41,7 @@ class InstanceExecutor(RequestHolder):
         self.death_cause = ""
         self.gate: ResourceGate | None = None  # None if executions need no resources
         self.executions = executions = ExecutionsInFlight(version, owner)
-        self._prefetch = executions.prefetch
+        self.prefetch = executions.prefetch
         self._in_flight = executions.in_flight
         self._owner = owner
         self._services = services
@@ -78,7 +78,7 @@ class InstanceExecutor(RequestHolder):
     @property
     def has_place(self) -> bool:
         """True if an execution could run beside those that do."""
-        return len(self._in_flight) < self._concurrency and not (self.holders or self._prefetch.rests)
+        return len(self._in_flight) < self._concurrency and not (self.holders or self.prefetch.rests)
 
     @property
     def is_idle(self) -> bool:
@@ -86,7 +86,7 @@ class InstanceExecutor(RequestHolder):
         return (
             self.is_up
             and len(self._in_flight) < self._concurrency
-            and not self._prefetch.rests
+            and not self.prefetch.rests
             # last: an instance whose gate is closed waits for its turn from now on
             and (self.gate is None or self.gate.is_open)
         )
@@ -104,7 +104,7 @@ class InstanceExecutor(RequestHolder):
 
         None if they would hold resources that others could use.
         """
-        return self._prefetch.capacity() if self.is_up and self.gate is None else 0
+        return self.prefetch.capacity() if self.is_up and self.gate is None else 0
 
     def execute(self, batch: list[PendingRequest], owner: ExecutionOwner | None = None) -> None:
         """Send one execution; it leaves with whatever else goes to this stub in this turn of the loop.
@@ -148,8 +148,8 @@ class InstanceExecutor(RequestHolder):
         self._in_flight[number] = Execution(
             number, batch, time.monotonic_ns(), owner, gate, channel.next_frame, ahead, len(batch)
         )
-        if ahead and not self._prefetch.is_timed:
-            self._prefetch.start_timer()
+        if ahead and not self.prefetch.is_timed:
+            self.prefetch.start_timer()
 
     # For requests that were sent
 
@@ -183,7 +183,7 @@ class InstanceExecutor(RequestHolder):
         session = self.executions.session
         if not self._in_flight or session is None:
             return 0
-        return max(0, now_ns - max(self._prefetch.busy_since_ns(), session.left_terminal_ns))
+        return max(0, now_ns - max(self.prefetch.busy_since_ns(), session.left_terminal_ns))
 
     @property
     def is_abandoned(self) -> bool:

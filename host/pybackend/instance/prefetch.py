@@ -137,12 +137,12 @@ class Prefetch:
 
     def on_call(self, number: int) -> None:
         """An execution calls another model."""
-        if number in self._in_flight and number == next(iter(self._in_flight)):
+        if number == next(iter(self._in_flight), None):
             self._calls += 1
 
     def on_reply(self, number: int) -> None:
         """A call of an execution is about to be answered for the last time."""
-        if self._calls and number in self._in_flight and number == next(iter(self._in_flight)):
+        if self._calls and number == next(iter(self._in_flight), None):
             self._replies += 1
             if self._replies == self._calls:
                 self._replied_ns = self._clock_ns()

@@ -231,7 +231,7 @@ class CallsFromModels:
         if message.held and message.execution:
             call.hold()
         if message.execution:
-            caller.instance.executor.executions.prefetch.on_call(message.execution)
+            caller.instance.executor.prefetch.on_call(message.execution)
         outbox.open[message.call] = call
         outbox.unsent.append(call)
         if outbox.sending is None:
@@ -426,7 +426,7 @@ class CallsFromModels:
     def _reply(self, call: OpenCall, result: tuple[Any, ...] | None, *, final: bool) -> None:
         caller = call.caller
         if final and call.message.execution:  # first: what it sends ahead leaves in the same frame
-            caller.instance.executor.executions.prefetch.on_reply(call.message.execution)
+            caller.instance.executor.prefetch.on_reply(call.message.execution)
         caller.reply(call.message.call, final=final, result=result)
         if final:
             error = result[0] if result is not None else None
@@ -458,7 +458,7 @@ _CANCELLED_AT_ONCE = 100
 
 def _cancel(slices: Slices, calls: Sequence[OpenCall]) -> None:
     """Cancel calls, the first ones now, and all of them in slices: a model may have thousands."""
-    step = in_slices((call.cancel for call in calls), _CANCELLED_AT_ONCE)
+    step = in_slices(call.cancel for call in calls)
     if step():
         slices.add(step)
 
