@@ -2,10 +2,11 @@
 
 import json
 import os
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import AbstractSet, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Type, Union
+from typing import AbstractSet, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 from pybackend_sdk.request import InferenceRequest
 from pybackend_testing.configuration import (
@@ -54,7 +55,38 @@ class Readiness:
         return "Readiness(ready)" if self.ready else f"Readiness(not ready: {self.reason})"
 
 
-class ModelHarness:
+_H = TypeVar("_H", bound="_Entered")
+
+
+class _Entered(ABC):
+    """A harness in a ``with`` statement, which opens and closes it."""
+
+    @abstractmethod
+    def open(self) -> object:
+        """Be ready for requests."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End. Raises HarnessError: something was wrong all along."""
+
+    def __enter__(self: _H) -> _H:  # noqa: PYI019  3.8 has no Self
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        try:
+            self.close()
+        except HarnessError:
+            if error is None:  # otherwise the test should report the first error
+                raise
+
+
+class ModelHarness(_Entered):
     """Runs a ``model.py`` through its life: import, ``auto_complete_config``, ``initialize``, ``execute``, ``finalize``.
 
     Use it as a context manager, or call :meth:`open` and :meth:`close`. The rules are those of a server, and failures
@@ -193,21 +225,6 @@ class ModelHarness:
             if self._joined is None:
                 table.close()
         table.failures.raise_first()
-
-    def __enter__(self) -> "ModelHarness":  # noqa: PYI034  3.8 has no Self
-        return self.open()
-
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
-        try:
-            self.close()
-        except HarnessError:
-            if error is None:  # otherwise the test should report the first error
-                raise
 
     @property
     def is_open(self) -> bool:
@@ -386,7 +403,7 @@ class ModelHarness:
         return exchange_of(request, self._opened().signature)
 
 
-class EnsembleHarness:
+class EnsembleHarness(_Entered):
     """Runs an ensemble: its steps, its maps, and errors as a server gives them.
 
     The package pybackend must be installed.
@@ -504,21 +521,6 @@ class EnsembleHarness:
         if table is not None and self._joined is None:
             table.close()
             table.failures.raise_first()
-
-    def __enter__(self) -> "EnsembleHarness":  # noqa: PYI034  3.8 has no Self
-        return self.open()
-
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
-        try:
-            self.close()
-        except HarnessError:
-            if error is None:  # otherwise the test should report the first error
-                raise
 
     @property
     def is_open(self) -> bool:

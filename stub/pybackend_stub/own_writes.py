@@ -43,9 +43,8 @@ def tell_own_writes(channel: HostChannel, directory: str) -> None:
         places = _PATHS.get(event)
         if places is None or (event == "open" and not arguments[2] & _WRITES):
             return
-        with suppress(
-            HostGone, OSError, TypeError, ValueError
-        ):  # the model's own call says what is wrong with the path
+        # The model's own call says what is wrong with the path.
+        with suppress(HostGone, OSError, TypeError, ValueError):
             for place in places:
                 tell(arguments[place])
 
